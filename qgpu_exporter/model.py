@@ -554,7 +554,8 @@ class ReaderHealth:
 
     pid: int | None = None
     restarts: Mapping[str, int] = field(default_factory=dict)
-    """By reason: ``crash``, ``silent``, ``memory``, ``mismatch``, ``unknown_error``, ``released``."""
+    """By reason: ``crash``, ``silent``, ``garbage``, ``memory``, ``mismatch``, ``unknown_error``,
+    ``unanswered`` (no card, or one card for long), ``released``."""
     left_behind: int = 0
     """Children that could not be killed."""
 
@@ -698,6 +699,8 @@ class BusyTotal:
     busy_seconds: float = 0.0
     covered_seconds: float = 0.0
     last_timestamp_us: int = 0
+    spacing_us: int = 0
+    """The buffer's own spacing as seen so far; 0 while it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -723,6 +726,8 @@ class CardTotals:
     last_xid: int | None = None
     processes_us: int = 0
     """Newest process sample that was taken in."""
+    pci_bus_id: str | None = None
+    """Where the card was last seen: the kernel log names cards by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -734,6 +739,10 @@ class Totals:
         default_factory=dict
     )
     """By (gpu, namespace, pod, container, pod uid)."""
+    unpaired_xids: tuple[Xid, ...] = ()
+    """Counted lately, with the UUID; the other origin may still tell of the same incident."""
+    unplaced_xids: tuple[Xid, ...] = ()
+    """Kernel log events of cards that no reading has shown yet."""
 
 
 # --------------------------------------------------------------------------- snapshot
