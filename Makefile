@@ -1,0 +1,114 @@
+# Everything a person or a machine does with this project; `make help` lists it.
+# A fresh clone needs Python 3.11 or later with venv and pip, make and a C compiler; `make test`
+# installs the other tools by name (Debian packages, PyPI, npm), as root or with nothing missing.
+
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+MAKEFLAGS += --no-builtin-rules
+
+# The first interpreter that is new enough; `make PYTHON=...` names another.
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+# One set-up at a time, also when two makes run in one tree.
+LOCK := $(if $(shell command -v flock),flock .venv.lock,)
+# Build scripts beside the package are checked like the package, where they exist.
+SOURCES = qgpu_exporter tests $(patsubst %/,%,$(sort $(dir $(wildcard alerts/*.py dashboards/*.py deploy/*.py))))
+JOBS ?= 2
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+# The pure core, in which every line and branch is reached by a golden or property test.
+CORE := qgpu_exporter/model.py,qgpu_exporter/snapshot.py,qgpu_exporter/usage.py,qgpu_exporter/usage/*,qgpu_exporter/allocation/*,qgpu_exporter/metrics/*,qgpu_exporter/totals.py,qgpu_exporter/inventory.py
+
+# ---------------------------------------------------------------------------- for people
+
+.PHONY: help
+help: ## Say what each target does
+	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
+		while IFS=$$'\t' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
+
+.PHONY: demo
+demo: $(VENV)/.runtime ## Serve a simulated node (DEMO_FLAGS='--web.listen-address :9000')
+	exec $(BIN)/python -m qgpu_exporter demo $(DEMO_FLAGS)
+
+# ---------------------------------------------------------------------------- checks
+
+.PHONY: test
+test: ## Set everything up and run every check (under 15 minutes on two cores)
+	@$(MAKE) --no-print-directory $(VENV)/.dev tools
+	@$(MAKE) --no-print-directory --keep-going checks
+
+# Serial and in this order: the quick ones first, pytest's closing lines last.
+.PHONY: checks
+checks: lint types imports core-branches
+
+.PHONY: test-fast
+test-fast: lint types imports ## The inner loop: gates, unit, golden and property tests (under 2 minutes)
+	$(PYTEST) $(wildcard tests/unit tests/golden tests/property)
+
+.PHONY: lint
+lint: $(VENV)/.dev ## Check style and format (ruff)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+.PHONY: format
+format: $(VENV)/.dev ## Format the sources and mend what ruff can mend safely
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+.PHONY: types
+types: $(VENV)/.dev ## Check types (mypy --strict)
+	$(BIN)/mypy $(SOURCES)
+
+.PHONY: imports
+imports: $(VENV)/.dev ## Check that imports run one way and foreign libraries stay in their place
+	$(BIN)/lint-imports --no-timings
+
+.PHONY: pytest
+pytest: $(VENV)/.dev tools ## Run every test, with coverage
+	rm -f .coverage .coverage.*
+	$(PYTEST) --cov --cov-context=test --cov-report= tests
+
+# Contexts name the test that reached a line; the empty one is what runs at import.
+.PHONY: core-branches
+core-branches: pytest ## Check that golden and property tests alone reach every branch of the core
+	@$(BIN)/coverage report --skip-covered --format=total
+	@$(BIN)/coverage report --contexts='^$$,^tests/golden/,^tests/property/' \
+		--include='$(CORE)' --fail-under=100
+
+# ---------------------------------------------------------------------------- set-up
+
+# pip's -c does not reach a build environment, so the build's own packages are installed first.
+$(VENV)/.python:
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed" >&2; exit 1; }
+	$(LOCK) sh -c 'test -e $@ || { $(PYTHON) -m venv $(VENV) && touch $@; }'
+
+$(VENV)/.runtime: $(VENV)/.python pyproject.toml constraints.txt
+	$(LOCK) sh -c '$(PIP) install -q -c constraints.txt hatchling editables && \
+		$(PIP) install -q -c constraints.txt --no-build-isolation -e . && touch $@'
+
+$(VENV)/.dev: $(VENV)/.python pyproject.toml constraints.txt
+	$(LOCK) sh -c '$(PIP) install -q -c constraints.txt hatchling editables && \
+		$(PIP) install -q -c constraints.txt --no-build-isolation -e ".[dev]" && \
+		touch $(VENV)/.runtime $@'
+
+.PHONY: tools
+tools: $(VENV)/.dev ## Install the tests' tools into .tools or by apt-get, and check each
+	$(BIN)/python -m tests.tools
+
+.PHONY: constraints
+constraints: ## Pin anew what a fresh installation resolves to (constraints.txt)
+	rm -rf build/constraints
+	$(PYTHON) -m venv build/constraints
+	build/constraints/bin/python -m pip install -q --disable-pip-version-check -e ".[dev]"
+	{ echo "# Exact versions of everything installed for running and testing; made by make constraints."; \
+	  build/constraints/bin/python -m pip freeze --all --exclude-editable --exclude pip; } > constraints.txt
+	rm -rf build/constraints
+
+.PHONY: clean
+clean: ## Remove what make has made, the environment and tools included
+	rm -rf $(VENV) .venv.lock .tools build dist .coverage .coverage.* htmlcov \
+		.mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
