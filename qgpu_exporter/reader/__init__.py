@@ -1,0 +1,1 @@
+"""The reader process: the only part of the service that talks to the driver."""
