@@ -8,7 +8,7 @@ from tests import tools
 
 
 def test_tool_outside_the_table_is_an_error() -> None:
-    with pytest.raises(tools.MissingToolError, match="^nothing is not in tests/tools: add it"):
+    with pytest.raises(tools.MissingToolError, match=r"^nothing is not in tests/tools: add it"):
         tools.find("nothing")
 
 
