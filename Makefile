@@ -27,7 +27,7 @@ CORE := qgpu_exporter/model.py,qgpu_exporter/snapshot.py,qgpu_exporter/usage.py,
 .PHONY: help
 help: ## Say what each target does
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
-		while IFS=$$'\t' read -r name text; do printf '  make %-12s %s\n' "$$name" "$$text"; done
+		while IFS=$$'\t' read -r name text; do printf '  make %-14s %s\n' "$$name" "$$text"; done
 
 .PHONY: demo
 demo: $(VENV)/.runtime ## Serve a simulated node (DEMO_FLAGS='--web.listen-address :9000')
@@ -77,6 +77,15 @@ core-branches: pytest ## Check that golden and property tests alone reach every 
 	@$(BIN)/coverage report --skip-covered --format=total
 	@$(BIN)/coverage report --contexts='^$$,^tests/golden/,^tests/property/' \
 		--include='$(CORE)' --fail-under=100
+
+# ---------------------------------------------------------------------------- generated files
+
+# Each is committed, and a test compares it with what would be generated.
+.PHONY: docs
+docs: $(VENV)/.dev ## Generate the docs that are made from code (docs/metrics.md)
+	mkdir -p build docs
+	$(BIN)/python -m qgpu_exporter.reference > build/metrics.md
+	mv build/metrics.md docs/metrics.md
 
 # ---------------------------------------------------------------------------- set-up
 
