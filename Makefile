@@ -64,7 +64,7 @@ types: $(VENV)/.dev ## Check types (mypy --strict)
 
 .PHONY: imports
 imports: $(VENV)/.dev ## Check that imports run one way and foreign libraries stay in their place
-	$(BIN)/lint-imports --no-timings
+	$(BIN)/lint-imports
 
 .PHONY: pytest
 pytest: $(VENV)/.dev tools ## Run every test, with coverage
