@@ -38,9 +38,11 @@ demo: $(VENV)/.runtime ## Serve a simulated node (DEMO_FLAGS='--web.listen-addre
 .PHONY: test
 test: ## Set everything up and run every check (under 15 minutes on two cores)
 	@$(MAKE) --no-print-directory $(VENV)/.dev tools
-	@$(MAKE) --no-print-directory --keep-going checks
+	@rm -f build/pytest.txt
+	@status=0; $(MAKE) --no-print-directory --keep-going checks || status=$$?; \
+		tail -qn 1 build/pytest.txt || true; exit $$status
 
-# Serial and in this order: the quick ones first, pytest's closing lines last.
+# One after the other: the quick ones first.  All run, so that one failure hides no other.
 .PHONY: checks
 checks: lint types imports core-branches
 
@@ -68,8 +70,8 @@ imports: $(VENV)/.dev ## Check that imports run one way and foreign libraries st
 
 .PHONY: pytest
 pytest: $(VENV)/.dev tools ## Run every test, with coverage
-	rm -f .coverage .coverage.*
-	$(PYTEST) --cov --cov-context=test --cov-report= tests
+	@mkdir -p build && rm -f .coverage .coverage.*
+	$(PYTEST) --cov --cov-context=test --cov-report= tests | tee build/pytest.txt
 
 # Contexts name the test that reached a line; the empty one is what runs at import.
 .PHONY: core-branches

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests import tools
+
+# No verdict is a timing, so no deadline and no complaint of a slow machine.  Where CI is set the
+# examples are always the same ones, so that a change is judged by what it changed.
+settings.register_profile(
+    "project",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=bool(os.environ.get("CI")),
+)
+settings.load_profile("project")
 
 
 @pytest.fixture(scope="session")
