@@ -11,14 +11,27 @@ from dataclasses import dataclass, field, replace
 
 from qgpu_exporter.allocation.card_totals import card_totals
 from qgpu_exporter.allocation.cards import Cards, Device, shares_gpu_instance
+from qgpu_exporter.allocation.claims import ClaimUse
 from qgpu_exporter.allocation.device_ids import parse
+from qgpu_exporter.allocation.dra import DRA
 from qgpu_exporter.allocation.elastic_gpu import ELASTIC_GPU, NANO_GPU
+from qgpu_exporter.allocation.gpu_manager import GPU_MANAGER
+from qgpu_exporter.allocation.gpushare import ALIYUN_GPUSHARE, VOLCANO_GPUSHARE
 from qgpu_exporter.allocation.inputs import AllocationInputs, MemoryUnit
+from qgpu_exporter.allocation.koordinator import KOORDINATOR
 from qgpu_exporter.allocation.lifecycle import live_pods
 from qgpu_exporter.allocation.nvidia import MIG_SLICES, REPLICAS, WHOLE_CARDS
 from qgpu_exporter.allocation.qgpu import QGPU
 from qgpu_exporter.allocation.scheme import Hold, PodView, Scheme, Surroundings, Unassigned
-from qgpu_exporter.model import Allocation, AllocationResult, Card, GpuObject, Problem
+from qgpu_exporter.allocation.vgpu import HAMI, VOLCANO_VGPU
+from qgpu_exporter.model import (
+    Allocation,
+    AllocationResult,
+    Card,
+    ClaimDevice,
+    GpuObject,
+    Problem,
+)
 
 __all__ = [
     "SCHEMES",
@@ -33,9 +46,16 @@ SCHEMES: tuple[Scheme, ...] = (
     QGPU,
     ELASTIC_GPU,
     NANO_GPU,
+    GPU_MANAGER,
+    VOLCANO_VGPU,
+    VOLCANO_GPUSHARE,
+    ALIYUN_GPUSHARE,
+    KOORDINATOR,
+    HAMI,
     WHOLE_CARDS,
     MIG_SLICES,
     REPLICAS,
+    DRA,
 )
 """Those whose proof is an annotation come first, the more general ones last among them."""
 
@@ -87,6 +107,8 @@ class _Found:
 
 def _explain(view: PodView, surroundings: Surroundings, found: _Found) -> None:
     """Let every scheme speak of one pod, in order."""
+    if not view.resources and not any(view.claims.values()):
+        return
     rest = view
     for scheme in SCHEMES:
         seen = rest
@@ -113,7 +135,7 @@ def _compare_with_kubelet(
     """Count the containers whose device ids name other cards than their annotation does.
 
     Only ids that the kubelet's choice makes true are compared: most sharing plugins let it pick
-    from made-up units and look at the annotation themselves.
+    from made-up units and look at the annotation themselves, HAMi's slices included.
     """
     annotated: dict[str, set[int]] = defaultdict(set)
     for hold in holds:
@@ -134,7 +156,7 @@ def _named_by_kubelet(view: PodView, container: str, cards: Cards) -> Iterator[i
         for raw in ids:
             device_id = parse(raw)
             if device_id is not None and device_id.names_card:
-                yield from (device.gpu for device in cards.by_id(device_id))
+                yield from (one.gpu for one in cards.by_id(device_id) if one.slice is None)
 
 
 def _allocation(scheme: Scheme, view: PodView, hold: Hold) -> Allocation:
@@ -210,15 +232,6 @@ def _mismatches(objects: Iterable[GpuObject], cards: Iterable[Card]) -> Iterator
 
 
 def _surroundings(inputs: AllocationInputs, views: Iterable[PodView]) -> Surroundings:
-    owners: dict[tuple[str, str, str], set[tuple[str, str, str]]] = defaultdict(set)
-    for view in views:
-        inits = {one.name for one in view.containers if one.kind == "init"}
-        for container, claims in view.claims.items():
-            if container not in inits:
-                for claim in claims:
-                    owners[claim.driver, claim.pool, claim.device].add(
-                        (view.namespace, view.name, container)
-                    )
     slices = None
     if inputs.slices is not None:
         slices = {(one.driver, one.pool, one.device): one for one in inputs.slices}
@@ -227,7 +240,17 @@ def _surroundings(inputs: AllocationInputs, views: Iterable[PodView]) -> Surroun
         node=inputs.node,
         node_name=inputs.node_name or (inputs.node.name if inputs.node is not None else None),
         slices=slices,
-        claim_owners={device: frozenset(held) for device, held in owners.items()},
+        claim_use=ClaimUse.of(_claim_uses(views)),
         gpushare_memory_unit=inputs.gpushare_memory_unit,
         hami_memory_factor=inputs.hami_memory_factor,
     )
+
+
+def _claim_uses(views: Iterable[PodView]) -> Iterator[tuple[tuple[str, str, str], ClaimDevice]]:
+    """Every holder of a claimed device; init containers aside, which end before the others."""
+    for view in views:
+        inits = {one.name for one in view.containers if one.kind == "init"}
+        for container, claims in view.claims.items():
+            if container not in inits:
+                for claim in claims:
+                    yield (view.namespace, view.name, container), claim

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from qgpu_exporter.allocation.annotations import card_numbers, numbers
 from qgpu_exporter.allocation.cards import Device
-from qgpu_exporter.allocation.quantity import whole
+from qgpu_exporter.allocation.quantity import amount
 from qgpu_exporter.allocation.scheme import (
     Finding,
     Hold,
@@ -17,7 +17,6 @@ from qgpu_exporter.allocation.scheme import (
 )
 from qgpu_exporter.model import Container, Problem
 
-_NUMBERS = re.compile(r"\s*[0-9]{1,4}\s*(?:,\s*[0-9]{1,4}\s*)*")
 _CARD_KEYS = (
     "tke.cloud.tencent.com/qgpu-pgpu-",
     "elasticgpu.io/container-",
@@ -36,43 +35,6 @@ class Request:
 
     def __bool__(self) -> bool:
         return bool(self.core or self.memory_units or self.greedy_core)
-
-
-def amount(container: Container, *resources: str) -> int:
-    """The whole number that a container asks of the first of these resources that it has.
-
-    Raises ValueError, with the resource's name, for a quantity that is no whole number.
-    """
-    for resource in resources:
-        if resource in container.resources:
-            try:
-                return whole(container.resources[resource])
-            except ValueError as error:
-                raise ValueError(f"{resource}: {error}") from error
-    return 0
-
-
-def numbers(text: str) -> tuple[int, ...] | None:
-    """The distinct numbers of a list such as ``0,1``; None where it is no such list."""
-    if not _NUMBERS.fullmatch(text):
-        return None
-    return tuple(sorted({int(number) for number in text.split(",")}))
-
-
-def card_numbers(
-    view: PodView, container: str, text: str, find: Callable[[int], Device | None]
-) -> Iterator[Device | Finding]:
-    """The cards that an annotation's list of numbers names; problems for what it cannot name."""
-    listed = numbers(text)
-    if listed is None:
-        yield view.problem("bad_annotation", container, f"not a list of cards: {text[:80]!r}")
-        return
-    for number in listed:
-        device = find(number)
-        if device is None:
-            yield view.problem("unknown_card", container, f"there is no card {number} here")
-        else:
-            yield device
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +99,9 @@ class IndexedShares:
         for container in self.view.askers():
             try:
                 request = Request(
-                    amount(container, *self.names.core),
-                    amount(container, *self.names.memory),
-                    amount(container, *self.names.greedy),
+                    amount(container.resources, *self.names.core),
+                    amount(container.resources, *self.names.memory),
+                    amount(container.resources, *self.names.greedy),
                 )
             except ValueError as error:
                 yield self.view.problem("bad_quantity", container.name, str(error))

@@ -32,7 +32,7 @@ def live_pods(inputs: AllocationInputs) -> tuple[list[PodView], bool]:
         asked_at = inputs.kubelet.asked_at_seconds if inputs.kubelet is not None else 0.0
         views = [
             _listed_by_api(pod, rows.get((pod.namespace, pod.name), ()), asked_at)
-            for pod in inputs.pods.pods
+            for pod in sorted(inputs.pods.pods, key=lambda one: (one.namespace, one.name, one.uid))
             if is_alive(pod)
         ]
         return views, kubelet_known
@@ -116,15 +116,15 @@ def _listed_by_api(pod: Pod, rows: Sequence[KubeletContainer], asked_at: float) 
 
 
 def _devices(rows: Sequence[KubeletContainer]) -> dict[str, Mapping[str, tuple[str, ...]]]:
-    devices: dict[str, dict[str, set[str]]] = {}
+    devices: dict[str, Mapping[str, tuple[str, ...]]] = {}
     for row in rows:
-        held = devices.setdefault(row.container, defaultdict(set))
-        for resource, ids in row.devices.items():
-            held[resource].update(ids)
-    return {
-        container: {resource: tuple(sorted(held[resource])) for resource in sorted(held)}
-        for container, held in devices.items()
-    }
+        held = devices.get(row.container, {})
+        # A sharing plugin may list a hundred thousand ids: only what is there twice is merged.
+        devices[row.container] = {
+            name: tuple(sorted({*held[name], *ids})) if name in held else ids
+            for name, ids in {**held, **row.devices}.items()
+        }
+    return devices
 
 
 def _claims(rows: Sequence[KubeletContainer]) -> dict[str, tuple[ClaimDevice, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from fractions import Fraction
 
 _QUANTITY = re.compile(
@@ -45,3 +46,17 @@ def whole(text: str) -> int:
     if value < 0 or value.denominator != 1:
         raise ValueError(f"not a whole number: {text!r}")
     return value.numerator
+
+
+def amount(resources: Mapping[str, str], *names: str) -> int:
+    """The count of the first of these resources that is there; 0 where none is.
+
+    Raises ValueError, with the resource's name, where it is no whole number.
+    """
+    for name in names:
+        if name in resources:
+            try:
+                return whole(resources[name])
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
+    return 0

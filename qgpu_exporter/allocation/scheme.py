@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from qgpu_exporter.allocation.cards import Cards, Device
+from qgpu_exporter.allocation.claims import ClaimUse
 from qgpu_exporter.allocation.inputs import MemoryUnit
 from qgpu_exporter.model import (
     ClaimDevice,
@@ -43,6 +44,12 @@ class PodView:
         """The pod's annotations; none where only the kubelet speaks of it."""
         return self.pod.annotations if self.pod is not None else NO_ANNOTATIONS
 
+    @property
+    def resources(self) -> frozenset[str]:
+        """The names of all resources that the pod asks for or is listed with."""
+        asked = {name for one in self.containers for name in one.resources}
+        return frozenset(asked.union(*self.devices.values()))
+
     def holders(self) -> Iterator[Container]:
         """The containers that can hold something now, in spec order."""
         return (one for one in self.containers if one.name in self.holding)
@@ -59,6 +66,14 @@ class PodView:
 
     def divide(self, mine: Callable[[str], bool]) -> tuple[PodView, PodView]:
         """The view with the resources for which `mine` holds, and the view with the others."""
+
+        if not any(mine(name) for name in self.resources):
+            nothing = replace(
+                self,
+                containers=tuple(replace(one, resources={}) for one in self.containers),
+                devices={},
+            )
+            return nothing, self
 
         def keep(wanted: bool) -> PodView:
             return replace(
@@ -88,11 +103,7 @@ class Surroundings:
     node_name: str | None = None
     slices: Mapping[tuple[str, str, str], SliceDevice] | None = None
     """By (driver, pool, device)."""
-    claim_owners: Mapping[tuple[str, str, str], frozenset[tuple[str, str, str]]] = field(
-        default_factory=dict
-    )
-    """(driver, pool, device) -> (namespace, pod, container) of its holders, init containers
-    aside."""
+    claim_use: ClaimUse = field(default_factory=ClaimUse)
     gpushare_memory_unit: MemoryUnit = "auto"
     hami_memory_factor: int = 1
 
@@ -127,9 +138,9 @@ class Scheme:
     """One way of handing out GPUs.
 
     `find` is pure and is given one pod.  A scheme whose `proof` is an annotation is given the
-    resources that it owns, and nobody else is; on a pod that carries one of `annotations` it owns
-    the `borrowed` ones too.  A scheme whose proof is the kubelet is given what no annotation
-    explains.  A name that ends in ``*`` is a prefix.
+    resources that it owns, and nobody else is; on a pod that carries one of `annotations`, or asks
+    for one of `resources`, it owns the `borrowed` ones too.  A scheme whose proof is the kubelet is
+    given what no annotation explains.  A name that ends in ``*`` is a prefix.
     """
 
     name: str
@@ -142,7 +153,10 @@ class Scheme:
     def owns(self, view: PodView) -> Callable[[str], bool]:
         """Which resources of the pod this scheme explains."""
         patterns = self.resources
-        if any(matches(key, self.annotations) for key in view.annotations):
+        if self.borrowed and (
+            any(matches(key, self.annotations) for key in view.annotations)
+            or any(matches(name, self.resources) for name in view.resources)
+        ):
             patterns += self.borrowed
         return lambda resource: matches(resource, patterns)
 
