@@ -77,6 +77,7 @@ class Temperatures:
     slowdown_limit_celsius: float | None = None
     target_limit_celsius: float | None = None
     memory_limit_celsius: float | None = None
+    max_operating_limit_celsius: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -512,7 +513,8 @@ class CgroupNames:
     """(pod UID or config hash or None, 64-hex container id)."""
     pod_uids: tuple[str, ...] = ()
     owner_kind: str | None = None
-    """Outside Kubernetes: ``docker``, ``podman``, ``containerd``, ``systemd``, ``slurm``, ``user``."""
+    """Outside Kubernetes: ``docker``, ``podman``, ``containerd``, ``systemd``, ``slurm`` or
+    ``user``."""
     owner: str | None = None
 
 
