@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import quote
@@ -53,12 +54,12 @@ def present(socket: str) -> bool:
     if not socket:
         return False
     try:
-        os.stat(os.path.dirname(os.path.abspath(socket)))
+        status = os.stat(os.path.dirname(os.path.abspath(socket)))
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:
-        pass
-    return True
+        return True
+    return stat.S_ISDIR(status.st_mode)
 
 
 @dataclass(frozen=True, slots=True)
