@@ -81,8 +81,11 @@ class Cards:
     def __init__(self, cards: Iterable[Card]) -> None:
         self.all = tuple(sorted(cards, key=lambda card: card.identity.index))
         self._by_index = {card.identity.index: Device(card) for card in self.all}
-        self._by_uuid = {card.identity.uuid.lower(): Device(card) for card in self.all}
-        self._by_minor = {
+        # A card that has not answered since the start has no UUID yet.
+        self._by_uuid = {
+            card.identity.uuid.lower(): Device(card) for card in self.all if card.identity.uuid
+        }
+        self._by_minor: dict[int | None, Device] = {
             card.identity.minor: Device(card)
             for card in self.all
             if card.identity.minor is not None
@@ -113,11 +116,10 @@ class Cards:
 
     def by_id(self, device_id: DeviceId) -> tuple[Device, ...]:
         """What a parsed id names: one card, one slice, or all slices of one GPU instance."""
-        device = None
         if device_id.uuid is not None:
             device = self.by_uuid(device_id.uuid)
-        elif device_id.minor is not None:
-            device = self.by_minor(device_id.minor)
+        else:
+            device = self._by_minor.get(device_id.minor)
         if device is None or device_id.gpu_instance is None:
             return (device,) if device is not None else ()
         return tuple(

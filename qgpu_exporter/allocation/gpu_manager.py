@@ -28,8 +28,6 @@ def find(view: PodView, node: Surroundings) -> Iterable[Finding]:
     """
     apps = [container for container in view.containers if container.kind == "app"]
     for position, container in enumerate(apps):
-        if container.name not in view.holding:
-            continue
         try:
             core = amount(container.resources, CORE)
             request = Request(core, amount(container.resources, MEMORY))

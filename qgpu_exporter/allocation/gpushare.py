@@ -112,8 +112,6 @@ def _by_container(view: PodView, node: Surroundings) -> Iterator[Finding]:
     apps = [container for container in view.containers if container.kind == "app"]
     for position, container in enumerate(apps):
         units_by_card, core_by_card = memory.get(position, {}), core.get(position, {})
-        if container.name not in view.holding:
-            continue
         if container.resources and not units_by_card and not core_by_card:
             yield Unassigned(container.name)
         for minor in sorted({*units_by_card, *core_by_card}):

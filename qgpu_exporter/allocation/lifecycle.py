@@ -103,7 +103,7 @@ def _listed_by_api(pod: Pod, rows: Sequence[KubeletContainer], asked_at: float) 
     for container in pod.containers:
         if container.kind == "init" and container.state == "running":
             devices[container.name] = _init_devices(pod, container, devices)
-            claims[container.name] = _init_claims(pod, container, claims)
+            claims[container.name] = _init_claims(container, claims)
     return PodView(
         pod.namespace,
         pod.name,
@@ -176,10 +176,11 @@ def _handed_on(
 
 
 def _init_claims(
-    pod: Pod, init: Container, claims: Mapping[str, tuple[ClaimDevice, ...]]
+    init: Container, claims: Mapping[str, tuple[ClaimDevice, ...]]
 ) -> tuple[ClaimDevice, ...]:
-    """The claims of a running init container: those of a listed container with the same ones."""
-    for other in pod.containers:
-        if other.kind != "init" and init.claims and set(other.claims) == set(init.claims):
-            return claims.get(other.name, ())
-    return ()
+    """The devices of a running init container's claims, as other containers are listed with them.
+
+    A claim is the pod's, and reserved for all of its life: who may use it, has all of it.
+    """
+    listed = {claim for held in claims.values() for claim in held}
+    return tuple(sorted(claim for claim in listed if claim.claim_name in init.claims))

@@ -70,6 +70,7 @@ def test_gpu_manager_with_a_wrong_card_or_list() -> None:
         ("200", None, [(100.0, 24 * GIB), (100.0, 24 * GIB)]),
         ("50", None, []),
         ("0", "4", []),
+        ("half", "4", []),
     ],
 )
 def test_gpu_manager_s_requests_that_count(
@@ -82,6 +83,13 @@ def test_gpu_manager_s_requests_that_count(
     one = pod("p", asking(asks), annotations=annotations)
     found = shares_of(world([card(0), card(1)], [one]))
     assert [share[4:] for share in found] == expected
+
+
+def test_gpu_manager_s_finished_init_container_has_no_place_of_its_own() -> None:
+    asks = asking(VCUDA, "main", state="running")
+    annotations = {"tencent.com/gpu-assigned": "true", "tencent.com/predicate-gpu-idx-0": "0"}
+    one = pod("p", asking(VCUDA, "early", "init"), asks, annotations=annotations)
+    assert [share[1] for share in shares_of(world([card(0)], [one]))] == ["main"]
 
 
 # ------------------------------------------------------------- HAMi
@@ -147,6 +155,14 @@ def test_a_cut_entry_costs_only_its_own_pod() -> None:
     inputs = world([card(0)], [bad, good])
     assert shares_of(inputs) == [("good", "main", 0, None, 10.0, 2000 * MIB)]
     assert problems_of(inputs) == [("bad_annotation", "bad", "main")]
+
+
+def test_an_ended_init_container_s_slot_is_no_row() -> None:
+    ended = asking(HAMI, "init", "init", "terminated")
+    text = f"{entry(0, 1000, 20)};{entry(0, 2000, 30)};"
+    one = pod("p", ended, asking(HAMI, "main"), annotations={ALLOCATED: text})
+    inputs = world([card(0)], [one])
+    assert shares_of(inputs) == [("p", "main", 0, None, 30.0, 2000 * MIB)]
 
 
 def test_only_what_hami_allocated_counts() -> None:

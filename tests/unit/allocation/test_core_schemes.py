@@ -66,7 +66,9 @@ def test_a_minor_number_is_not_an_index() -> None:
 
 def test_an_id_of_no_card_here_is_a_problem_and_other_devices_are_none() -> None:
     listed = kubelet(
-        row("a", {NVIDIA: [card_uuid(9)], "example.com/nic": ["0000:08:00.0", "0-07"]}),
+        row(
+            "a", {NVIDIA: [card_uuid(9)], "example.com/nic": ["0000:08:00.0", "0-07", "nvidiactl"]}
+        ),
         row("b", {NVIDIA: ["nvidia7"]}),
         row("c", {NVIDIA: [card_uuid(0)]}),
     )
@@ -81,6 +83,22 @@ def test_the_slices_of_a_silent_card_are_unknown_and_no_problem() -> None:
     assert (shares_of(silent), problems_of(silent)) == ([], [])
     answering = world([card(0)], None, listed)
     assert problems_of(answering) == [("unknown_card", "a", "main")]
+
+
+def test_a_card_that_never_answered_has_no_name_to_be_found_by() -> None:
+    nameless = card(0, answers=False)
+    nameless = replace(nameless, identity=replace(nameless.identity, uuid="", minor=None))
+    listed = kubelet(row("a", {NVIDIA: ["nvidia0"]}))
+    share = pod("b", qgpu("20"), annotations={QGPU_CARD + "main": "0"})
+    inputs = world([nameless], [pod("a", asking({NVIDIA: "1"})), share], listed, node())
+    assert shares_of(inputs) == [("b", "main", 0, None, 20.0, None)]
+
+
+def test_a_device_under_two_resources_is_one_row() -> None:
+    listed = kubelet(row("a", {NVIDIA: [card_uuid(0)], "example.com/gpu": [card_uuid(0)]}))
+    inputs = world([card(0)], None, listed)
+    (one,) = allocate(inputs).allocations
+    assert (one.resource, problems_of(inputs)) == ("example.com/gpu", [])
 
 
 def test_a_silent_card_keeps_its_holders() -> None:
@@ -126,6 +144,15 @@ def test_compute_instances_of_one_gpu_instance_count_its_memory_once() -> None:
     ]
     total = card_totals(allocate(inputs), inputs.cards)[0]
     assert total == CardAllocated(100 / 7 + 100 * 2 / 7, 40 * GIB, 2)
+
+
+def test_replicas_of_compute_instances_have_no_memory_to_count() -> None:
+    slices = [mig(1, 1, "1c.3g.40gb"), mig(2, 1, "1c.3g.40gb", compute_instance=1)]
+    listed = kubelet(row("a", {NVIDIA: [f"{mig_uuid(1)}::0"]}), row("b", {NVIDIA: [mig_uuid(2)]}))
+    assert shares_of(world([card(0, slices=slices)], None, listed)) == [
+        ("a", "main", 0, "1/0", None, None),
+        ("b", "main", 0, "1/1", 100 / 7, 10 * GIB),
+    ]
 
 
 def test_a_slice_without_uuid_is_named_by_its_place() -> None:
@@ -341,6 +368,13 @@ def test_the_unit_of_memory(
     inputs = world([card(0), card(1)], [one], of_node=node(labels, allocatable))
     assert units(allocate(inputs)) == [unit]
     assert [p.kind for p in allocate(inputs).problems] == (["memory_unit"] if unit is None else [])
+
+
+def test_cards_of_unknown_memory_tell_no_unit() -> None:
+    one = pod("p", qgpu("20", "10"), annotations={QGPU_CARD + "main": "0"})
+    of_node = node(allocatable={QGPU_CORE: "100", QGPU_MEMORY: "192"})
+    inputs = world([card(0, memory_bytes=None)], [one], of_node=of_node)
+    assert units(allocate(inputs)) == [GIB]
 
 
 def test_an_unreadable_node_costs_memory_only_and_is_one_problem() -> None:

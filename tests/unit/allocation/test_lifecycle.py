@@ -193,9 +193,7 @@ def test_a_large_init_container_holds_what_several_containers_are_listed_with() 
 
 
 def test_a_running_init_container_shares_the_claim_that_the_main_one_is_listed_with() -> None:
-    starting = pod(
-        "p", container("warm", "init", claims=("gpu",)), container(state=None, claims=("gpu",))
-    )
+    starting = pod("p", container("warm", "init", claims=("p-gpu",)), container(state=None))
     claim = ClaimDevice("demo", "p-gpu", "gpu.nvidia.com", "node-1", "gpu-0")
     listed = kubelet(row("p", claims=[claim]))
     inputs = replace(
