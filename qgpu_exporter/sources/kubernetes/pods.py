@@ -63,11 +63,14 @@ class _Spec(msgspec.Struct):
     claims: list[_PodClaim] | None = msgspec.field(default=None, name="resourceClaims")
 
 
+class _Present(msgspec.Struct):
+    """An object of which only its being there matters."""
+
+
 class _State(msgspec.Struct):
-    # Only which of them is there matters, so their insides stay undecoded.
-    waiting: msgspec.Raw | None = None
-    running: msgspec.Raw | None = None
-    terminated: msgspec.Raw | None = None
+    waiting: _Present | None = None
+    running: _Present | None = None
+    terminated: _Present | None = None
 
 
 class _ContainerStatus(msgspec.Struct):
