@@ -513,9 +513,10 @@ class CgroupNames:
     """(pod UID or config hash or None, 64-hex container id)."""
     pod_uids: tuple[str, ...] = ()
     owner_kind: str | None = None
-    """Outside Kubernetes: ``docker``, ``podman``, ``containerd``, ``systemd``, ``slurm`` or
-    ``user``."""
+    """Outside Kubernetes: ``docker``, ``podman``, ``containerd``, ``container`` (runtime unknown),
+    ``lxc``, ``slurm``, ``user`` or ``systemd``."""
     owner: str | None = None
+    """Short container id, job id, user id or unit name."""
 
 
 # --------------------------------------------------------------------------- health
@@ -654,7 +655,11 @@ class ContainerUsage:
 
 @dataclass(frozen=True, slots=True)
 class HostUsage:
-    """What owners outside Kubernetes use of one card: part of the unattributed rest."""
+    """What one owner that is no known container uses of a card: part of the unattributed rest.
+
+    `owner_kind` is as in `CgroupNames`, or ``kubernetes`` (a pod that is not known, `owner` its
+    UID or short container id) or ``unknown`` (a process that is gone or in no cgroup).
+    """
 
     gpu: int
     owner_kind: str
@@ -671,7 +676,8 @@ class CardRemainder:
     gpu: int
     core_percent: float | None = None
     memory_bytes: int | None = None
-    containers_without_allocation: int = 0
+    containers_without_allocation: int | None = None
+    """None while the allocations or the processes are not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -728,6 +734,8 @@ class CardTotals:
     last_xid: int | None = None
     processes_us: int = 0
     """Newest process sample that was taken in."""
+    process_window_until_us: int = 0
+    """End of the last process window that was folded into core seconds."""
     pci_bus_id: str | None = None
     """Where the card was last seen: the kernel log names cards by it."""
 
