@@ -30,7 +30,7 @@ END_SECONDS = 1.0
 RETRY_SECONDS = 30.0
 
 _HEADER = re.compile(rb"(\d+),\d+,(\d+),[^;]*;")
-"""Priority, sequence number, microseconds since boot, flags (Linux, Documentation/ABI: dev-kmsg)."""
+"""Priority, sequence number, microseconds since boot, flags (Linux's ABI document on dev-kmsg)."""
 _STAMP = r"(?:<\d+>)?(?:\[ *(?:(?P<uptime>\d+\.\d+)|[^\]]*)\] *)?(?:kernel: *)?"
 _ADDRESS = r"(?P<domain>[0-9a-f]{4,8}:)?(?P<slot>[0-9a-f]{2}:[0-9a-f]{2})(?P<function>\.[0-7])?"
 _XID = re.compile(
