@@ -45,9 +45,11 @@ def wait_for_ever() -> None:
         time.sleep(3600)
 
 
-def stubborn(directory: Path) -> None:
+def stubborn(directory: Path, *, closing: bool) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     (directory / f"stubborn-{os.getpid()}").touch()
+    if closing:
+        os.close(1)
     wait_for_ever()
 
 
@@ -77,7 +79,7 @@ def misbehave(behaviour: str, number: int, directory: Path) -> None:
     if what == "silent":
         wait_for_ever()
     if what == "stubborn":
-        stubborn(directory)
+        stubborn(directory, closing=detail == "close")
     if what == "garbage":
         sys.stdout.buffer.write(b"NVML says hello\n" * 100_000)
         sys.stdout.buffer.flush()

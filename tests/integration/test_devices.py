@@ -347,10 +347,9 @@ async def test_lost_cards_are_no_reason_for_a_new_reader(rig: Rig) -> None:
 
 async def test_children_that_cannot_be_killed_do_not_multiply(rig: Rig) -> None:
     devices = rig.devices(
-        "stubborn",
-        "stubborn",
+        "stubborn:close",
+        "stubborn:close",
         "answer",
-        timeout_seconds=0.2,
         kill=rig.terminate,
         kill_wait_seconds=0.05,
     )
@@ -361,7 +360,7 @@ async def test_children_that_cannot_be_killed_do_not_multiply(rig: Rig) -> None:
     for _ in range(3):
         assert await devices.read() is None
         rig.clock.now += 60.0
-    assert devices.health.failures == {"silent": 2, "stuck": 3}
+    assert devices.health.failures == {"crash": 2, "stuck": 3}
     assert devices.health.detail.startswith("2 readers cannot be killed")
     assert len(rig.pids()) == 2
     os.kill(rig.pids()[0], signal.SIGKILL)
