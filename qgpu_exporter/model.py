@@ -830,3 +830,5 @@ class Status:
     """NVML calls of the last round."""
     index_changes: int = 0
     """Times that a UUID was found under another index."""
+    dropped_series: Mapping[str, int] = field(default_factory=dict)
+    """Series that could not be rendered, by reason."""
