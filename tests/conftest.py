@@ -21,6 +21,20 @@ settings.register_profile(
 settings.load_profile("project")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="write the golden pages anew; reading the diff is the review",
+    )
+
+
+@pytest.fixture
+def update_golden(request: pytest.FixtureRequest) -> bool:
+    """Whether the golden pages are to be written anew."""
+    return bool(request.config.getoption("--update-golden"))
+
+
 @pytest.fixture(scope="session")
 def tool() -> Callable[[str], str]:
     """`tool("promtool")` is the program's absolute path; a missing one fails the test."""
