@@ -14,6 +14,32 @@ from qgpu_exporter.demo.schedule import follow_schedule
 from qgpu_exporter.demo.workloads import NODE
 from qgpu_exporter.demo.world import World
 
+GUIDE = """\
+A simulated node; the exporter that reads it is the real one.
+
+  {where}/          the node on a page
+  {where}/metrics   what Prometheus scrapes
+  {where}/caches    what the exporter believes, and why
+
+Look at
+  node_gpu_core_request, node_gpu_core_usage       cards 0 and 1: qGPU shares beside their use
+  node_gpu_allocation_info                         who holds which card, slice or replica
+  node_gpu_memory_usage_unattributed_bytes         card 0: a process outside Kubernetes
+  node_gpu_core_usage{{pod="reserved-idle"}}         card 3: held and not used
+  node_gpu_mig_memory_used_bytes                   card 4: MIG slices
+  pod="report-1", "report-2", ...                  card 1: they come, finish and go
+  pod="flaky"                                      card 1: it keeps dying, and its share
+
+Let something happen (curl {control}/ tells the rest)
+  curl -X POST '{control}/lose-card?gpu=3'
+  curl -X POST '{control}/add-pod?pod=mine&gpu=0&core=10&memory=4'
+  curl -X POST '{control}/delete-pod?pod=mine'
+  curl -X POST '{control}/kubelet/stop'
+  curl -X POST '{control}/recover'
+
+The far ends: {socket}, {kubeconfig}, {procfs}, {simulation}
+"""
+
 
 class SimulatedNode:
     """A node whose far ends are made up: point the real exporter at them.
@@ -62,6 +88,19 @@ class SimulatedNode:
     def control_url(self) -> str:
         """URL at which people and tests make things happen; GET tells what there is."""
         return self._control.url
+
+    def guide(self, address: tuple[str | None, int]) -> str:
+        """What to look at, for a person: `address` is where the exporter listens."""
+        host = address[0] or "127.0.0.1"
+        where = f"http://{f'[{host}]' if ':' in host else host}:{address[1]}"
+        return GUIDE.format(
+            where=where,
+            control=self.control_url,
+            socket=self.socket,
+            kubeconfig=self.kubeconfig,
+            procfs=self.procfs,
+            simulation=self.simulation,
+        )
 
     async def __aenter__(self) -> Self:
         try:

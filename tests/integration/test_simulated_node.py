@@ -15,7 +15,7 @@ import pytest
 from qgpu_exporter import cgroups, inventory
 from qgpu_exporter.allocation import allocate
 from qgpu_exporter.allocation.inputs import AllocationInputs
-from qgpu_exporter.demo.node import SimulatedNode
+from qgpu_exporter.demo import SimulatedNode
 from qgpu_exporter.demo.workloads import nightly, qgpu_pod
 from qgpu_exporter.demo.world import NoSuchPod, Refused
 from qgpu_exporter.model import (
@@ -436,3 +436,13 @@ async def test_it_tells_what_can_be_done_and_leaves_nothing_behind() -> None:
         async with aiohttp.ClientSession() as session, session.get(node.control_url) as answer:
             assert "POST /lose-card" in await answer.text()
     assert existing(paths) == []
+
+
+async def test_its_guide_names_every_address(node: SimulatedNode) -> None:
+    guide = node.guide((None, 5678))
+    assert "http://127.0.0.1:5678/metrics" in guide
+    assert f"curl -X POST '{node.control_url}/lose-card?gpu=3'" in guide
+    for path in (node.socket, node.kubeconfig, node.procfs, node.simulation):
+        assert path in guide
+    assert 'node_gpu_core_usage{pod="reserved-idle"}' in guide
+    assert "http://[::1]:9/metrics" in node.guide(("::1", 9))
