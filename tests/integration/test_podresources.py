@@ -422,9 +422,25 @@ async def test_a_socket_of_another_user_is_named(clock: ManualClock, closed_sock
     assert "run as root" in source.health.detail
 
 
+async def test_a_mounted_socket_file_of_an_ended_kubelet_is_named(
+    kubelet: FakeKubelet, clock: ManualClock
+) -> None:
+    # As behind a mount of the file alone, the open descriptor leads to a file without a name.
+    descriptor = os.open(kubelet.socket, os.O_PATH)
+    source = make(f"/proc/self/fd/{descriptor}", clock)
+    await kubelet.restart()
+    await source.ask()
+    await source.close()
+    os.close(descriptor)
+    assert source.health.failures == {"socket_replaced": 1}
+    assert "mount its directory" in source.health.detail
+
+
 def test_no_directory_is_no_kubelet(tmp_path: Path) -> None:
     assert not present("")
     assert not present(str(tmp_path / "kubelet" / "kubelet.sock"))
     (tmp_path / "file").write_text("")
     assert not present(str(tmp_path / "file" / "kubelet.sock"))
     assert present(str(tmp_path / "kubelet.sock"))
+    # What cannot be told is asked, so that its health says what is wrong.
+    assert present(f"/{300 * 'x'}/kubelet.sock")
