@@ -106,7 +106,7 @@ def _owner(segments: list[str]) -> tuple[str, str] | None:
         or _slurm_owner(segments)
         or _lxc_owner(segments)
         or _first(("user", found[1]) for s in segments if (found := _USER_SLICE.fullmatch(s)))
-        or _first(("systemd", s) for s in segments if _UNIT.fullmatch(s))
+        or _first(("systemd", s) for s in segments if _UNIT.fullmatch(s) and not _container(s))
     )
 
 

@@ -29,7 +29,7 @@ def fold_core_seconds(
     reading: Reading,
     names: Mapping[int, CgroupNames] | None,
     pods: PodList | None,
-    snapshot: Snapshot | None,
+    snapshot: Snapshot | None = None,
 ) -> Totals:
     """The totals with the core seconds of one more reading; call it once a reading.
 
