@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from qgpu_exporter.allocation.card_totals import card_totals
 from qgpu_exporter.allocation.cards import Cards, Device, shares_gpu_instance
 from qgpu_exporter.allocation.claims import ClaimUse
-from qgpu_exporter.allocation.device_ids import parse
+from qgpu_exporter.allocation.device_ids import candidates, parse
 from qgpu_exporter.allocation.dra import DRA
 from qgpu_exporter.allocation.elastic_gpu import ELASTIC_GPU, NANO_GPU
 from qgpu_exporter.allocation.gpu_manager import GPU_MANAGER
@@ -107,13 +107,18 @@ class _Found:
 
 def _explain(view: PodView, surroundings: Surroundings, found: _Found) -> None:
     """Let every scheme speak of one pod, in order."""
-    if not view.resources and not any(view.claims.values()):
+    names = view.resources
+    if not names and not any(view.claims.values()):
         return
     rest = view
     for scheme in SCHEMES:
         seen = rest
         if scheme.proof == "annotation":
-            seen, rest = rest.divide(scheme.owns(rest))
+            mine = scheme.owned(rest, names)
+            if not mine:
+                continue
+            names -= mine
+            seen, rest = rest.divide(mine)
             if view.pod is None:
                 continue
         holds = []
@@ -153,7 +158,7 @@ def _compare_with_kubelet(
 
 def _named_by_kubelet(view: PodView, container: str, cards: Cards) -> Iterator[int]:
     for ids in view.devices.get(container, {}).values():
-        for raw in ids:
+        for raw in candidates(ids):
             device_id = parse(raw)
             if device_id is not None and device_id.names_card:
                 yield from (one.gpu for one in cards.by_id(device_id) if one.slice is None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 
@@ -31,6 +32,11 @@ _LEGACY_SLICE = re.compile(rf"MIG-(GPU-{_HEX})/([0-9]+)/([0-9]+)(::[0-9]+)?", re
 _UUID = re.compile(rf"((?:GPU|MIG)-{_HEX})(?:(::[0-9]+)|-_-[0-9]+|-[0-9]+)?", re.IGNORECASE)
 # GKE counts cards by the N of /dev/nvidiaN and names slices by their GPU instance.
 _GKE = re.compile(r"nvidia([0-9]+)(?:/gi([0-9]+))?(/vgpu[0-9]+)?")
+
+
+def candidates(ids: Iterable[str]) -> Iterator[str]:
+    """The ids that may name a device; the others can be a hundred thousand units of something."""
+    return (one for one in ids if one.startswith(("GPU-", "MIG-", "nvidia")))
 
 
 def parse(device_id: str) -> DeviceId | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from qgpu_exporter.allocation.cards import Device
-from qgpu_exporter.allocation.device_ids import DeviceId, parse
+from qgpu_exporter.allocation.device_ids import DeviceId, candidates, parse
 from qgpu_exporter.allocation.quantity import whole
 from qgpu_exporter.allocation.scheme import Finding, Hold, PodView, Scheme, Surroundings
 from qgpu_exporter.model import Container, Node
@@ -23,11 +23,6 @@ class _Resolved:
     shared: bool
 
 
-def _device_ids(ids: tuple[str, ...]) -> Iterator[str]:
-    """Those that may name a device; the others can be a hundred thousand units of something."""
-    return (raw for raw in ids if raw.startswith(("GPU-", "MIG-", "nvidia")))
-
-
 def _resolve(raw: str, node: Surroundings) -> tuple[DeviceId | None, tuple[Device, ...]]:
     """A device id and what it names here; an id that is a known UUID needs no known spelling."""
     base, separator, _ = raw.partition("::")
@@ -41,7 +36,7 @@ def _resolve(raw: str, node: Surroundings) -> tuple[DeviceId | None, tuple[Devic
 def _resolved(view: PodView, node: Surroundings) -> Iterator[_Resolved]:
     for container in view.holders():
         for resource, ids in sorted(view.devices.get(container.name, {}).items()):
-            for raw in _device_ids(ids):
+            for raw in candidates(ids):
                 device_id, devices = _resolve(raw, node)
                 if device_id is not None:
                     for device in devices:
@@ -55,7 +50,7 @@ def whole_cards(view: PodView, node: Surroundings) -> Iterable[Finding]:
             yield _exclusive(found)
     for container in view.holders():
         for ids in view.devices.get(container.name, {}).values():
-            for raw in _device_ids(ids):
+            for raw in candidates(ids):
                 device_id, devices = _resolve(raw, node)
                 if device_id is not None and not devices and not _may_be_hidden(device_id, node):
                     detail = f"device id {raw} names no card of this node"

@@ -64,16 +64,8 @@ class PodView:
         """A problem of this pod."""
         return Problem(kind, self.namespace, self.name, container, gpu, detail)
 
-    def divide(self, mine: Callable[[str], bool]) -> tuple[PodView, PodView]:
-        """The view with the resources for which `mine` holds, and the view with the others."""
-
-        if not any(mine(name) for name in self.resources):
-            nothing = replace(
-                self,
-                containers=tuple(replace(one, resources={}) for one in self.containers),
-                devices={},
-            )
-            return nothing, self
+    def divide(self, mine: frozenset[str]) -> tuple[PodView, PodView]:
+        """The view with the resources `mine` alone, and the view with all others."""
 
         def keep(wanted: bool) -> PodView:
             return replace(
@@ -81,12 +73,12 @@ class PodView:
                 containers=tuple(
                     replace(
                         one,
-                        resources={n: v for n, v in one.resources.items() if mine(n) is wanted},
+                        resources={n: v for n, v in one.resources.items() if (n in mine) is wanted},
                     )
                     for one in self.containers
                 ),
                 devices={
-                    container: {n: ids for n, ids in held.items() if mine(n) is wanted}
+                    container: {n: ids for n, ids in held.items() if (n in mine) is wanted}
                     for container, held in self.devices.items()
                 },
             )
@@ -150,15 +142,12 @@ class Scheme:
     annotations: tuple[str, ...] = ()
     borrowed: tuple[str, ...] = ()
 
-    def owns(self, view: PodView) -> Callable[[str], bool]:
-        """Which resources of the pod this scheme explains."""
-        patterns = self.resources
-        if self.borrowed and (
-            any(matches(key, self.annotations) for key in view.annotations)
-            or any(matches(name, self.resources) for name in view.resources)
-        ):
-            patterns += self.borrowed
-        return lambda resource: matches(resource, patterns)
+    def owned(self, view: PodView, resources: Iterable[str]) -> frozenset[str]:
+        """Which of the pod's `resources` this scheme explains."""
+        mine = frozenset(name for name in resources if matches(name, self.resources))
+        if self.borrowed and (mine or any(matches(k, self.annotations) for k in view.annotations)):
+            mine |= {name for name in resources if matches(name, self.borrowed)}
+        return mine
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
