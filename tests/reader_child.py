@@ -6,7 +6,8 @@ import os
 import selectors
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -60,6 +61,14 @@ class ReaderChild:
         """One round."""
         self.send(ReadingRequest(seen))
         return self.receive()
+
+    def ask_until(self, wanted: Callable[[Reading], bool]) -> Reading:
+        """Rounds until one is as wanted; a guard ends a test that waits in vain."""
+        end = time.monotonic() + HANG_SECONDS
+        while not wanted(reading := self.ask()):
+            assert time.monotonic() < end, f"the last reading was {reading}"
+            time.sleep(0.05)
+        return reading
 
     def send(self, request: ReadingRequest) -> None:
         """Write a request."""

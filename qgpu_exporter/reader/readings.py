@@ -18,7 +18,7 @@ from qgpu_exporter.model import (
     Utilization,
 )
 from qgpu_exporter.reader import fields, plausible
-from qgpu_exporter.reader.calls import Calls, Refusal
+from qgpu_exporter.reader.calls import Calls, Refusal, check, symbol
 from qgpu_exporter.reader.fields import FieldValues
 
 Handle = Any
@@ -105,9 +105,15 @@ def identity(calls: Calls, handle: Handle, index: int, uuid: str) -> CardIdentit
 
 
 def _bus_id(calls: Calls, handle: Handle) -> str | None:
+    def second_version() -> Any:
+        # pynvml has no wrapper for it; the structure is the same.
+        found = pynvml.nvmlPciInfo_t()
+        check(symbol("nvmlDeviceGetPciInfo_v2")(handle, ctypes.byref(found)))
+        return found
+
     found = calls.ask("nvmlDeviceGetPciInfo_v3", pynvml.nvmlDeviceGetPciInfo_v3, handle)
     if found is None:
-        found = calls.ask("nvmlDeviceGetPciInfo_v2", pynvml.nvmlDeviceGetPciInfo_v2, handle)
+        found = calls.ask("nvmlDeviceGetPciInfo_v2", second_version)
     try:
         # The structure decodes its texts where they are read.
         written = None if found is None else found.busId or found.busIdLegacy
@@ -358,7 +364,7 @@ def fabric(calls: Calls, handle: Handle) -> tuple[str | None, int | None, int | 
     """State, status and health mask of the NVSwitch fabric."""
 
     def fetch() -> Any:
-        found = pynvml.c_nvmlGpuFabricInfo_v2_t()
+        found = pynvml.c_nvmlGpuFabricInfoV_t()
         pynvml.nvmlDeviceGetGpuFabricInfoV(handle, ctypes.byref(found))
         return found
 
