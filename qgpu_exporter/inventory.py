@@ -12,6 +12,7 @@ from qgpu_exporter.model import (
     CardReading,
     CardTotals,
     DownReason,
+    MigSlice,
     Reading,
     Totals,
 )
@@ -27,6 +28,8 @@ class KnownCard:
     """`uuid` is empty for a card that has never given one: no label, and nothing is kept of it."""
     memory_total_bytes: int | None = None
     mig_compute_slices: int | None = None
+    last_mig_slices: tuple[MigSlice, ...] = ()
+    """Allocations name slices while their card is silent."""
     down_reason: DownReason | None = None
 
 
@@ -99,6 +102,7 @@ def cards(inventory: Inventory, reading: Reading | None, totals: Totals) -> tupl
             down_reason=known.down_reason if fresh else None,
             memory_total_bytes=known.memory_total_bytes,
             mig_compute_slices=known.mig_compute_slices,
+            last_mig_slices=known.last_mig_slices,
             totals=totals.cards.get(known.identity.uuid, CardTotals()),
         )
         for index, known in inventory.cards.items()
@@ -126,6 +130,7 @@ def _seen(before: Mapping[int, KnownCard], card: CardReading) -> KnownCard:
         memory_total_bytes=total,
         # Unlike memory, this one has a None of its own: MIG is off.
         mig_compute_slices=card.mig_compute_slices,
+        last_mig_slices=card.mig_slices,
     )
 
 

@@ -770,6 +770,8 @@ class Card:
     """Kept from the last reading: a capacity, not a measurement."""
     mig_compute_slices: int | None = None
     totals: CardTotals = CardTotals()
+    last_mig_slices: tuple[MigSlice, ...] = ()
+    """As of the last answer: which slices there are and how large.  What they measured is old."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,8 +56,8 @@ class Device:
 
 
 def slices_of(card: Card) -> tuple[MigSlice, ...]:
-    """The slices that the card had in its last reading; none while it does not answer."""
-    return card.reading.mig_slices if card.reading is not None else ()
+    """The slices that the card had when it last answered; only names and sizes are of use."""
+    return card.reading.mig_slices if card.reading is not None else card.last_mig_slices
 
 
 def shares_gpu_instance(card: Card, slice_: MigSlice) -> bool:

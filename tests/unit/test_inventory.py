@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from qgpu_exporter import inventory
 from qgpu_exporter.inventory import IndexChange, Inventory
 from qgpu_exporter.model import (
@@ -11,6 +13,7 @@ from qgpu_exporter.model import (
     CardReading,
     CardTotals,
     Memory,
+    MigSlice,
     ReaderError,
     Reading,
     Totals,
@@ -184,3 +187,16 @@ def test_reading_of_another_round_is_never_mixed_in() -> None:
     state = after(reading(answered(0, A)), reading(answered(0, B)))
     cards = inventory.cards(state, reading(answered(0, A)), Totals())
     assert cards == (Card(answered(0, B).identity, None, None, 1000, 7),)
+
+
+def test_a_silent_card_s_slices_are_still_known_until_it_answers_without_them() -> None:
+    piece = MigSlice(3, 0, "MIG-a", "2g.20gb")
+    sliced = replace(answered(0, A), mig_slices=(piece,))
+    silent = reading(CardFailure(0, "timeout"))
+
+    def slices(*rounds: Reading) -> tuple[MigSlice, ...]:
+        (card,) = inventory.cards(after(*rounds), rounds[-1], Totals()) or ()
+        return card.last_mig_slices
+
+    assert slices(reading(sliced), silent) == (piece,)
+    assert slices(reading(sliced), silent, reading(answered(0, A))) == ()
