@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from qgpu_exporter.allocation.inputs import AllocationInputs
 from qgpu_exporter.allocation.scheme import PodView
@@ -13,6 +13,7 @@ from qgpu_exporter.model import (
     KubeletContainer,
     KubeletList,
     Pod,
+    PodList,
 )
 
 Rows = Mapping[tuple[str, str], Sequence[KubeletContainer]]
@@ -32,14 +33,22 @@ def live_pods(inputs: AllocationInputs) -> tuple[list[PodView], bool]:
         asked_at = inputs.kubelet.asked_at_seconds if inputs.kubelet is not None else 0.0
         views = [
             _listed_by_api(pod, rows.get((pod.namespace, pod.name), ()), asked_at)
-            for pod in sorted(inputs.pods.pods, key=lambda one: (one.namespace, one.name, one.uid))
-            if is_alive(pod)
+            for pod in _living(inputs.pods)
         ]
         return views, kubelet_known
     if not inputs.pods_expected or inputs.pods_overdue:
         views = [_listed_by_kubelet(name, rows[name]) for name in sorted(rows)]
         return views, inputs.kubelet is not None and not inputs.pods_expected
     return [], False
+
+
+def _living(pods: PodList) -> Iterator[Pod]:
+    """The live pods by name; of two of one name, the one that came later."""
+    by_name: dict[tuple[str, str], Pod] = {}
+    for pod in sorted(pods.pods, key=lambda one: (one.first_seen_at_seconds, one.uid)):
+        if is_alive(pod):
+            by_name[pod.namespace, pod.name] = pod
+    return (by_name[name] for name in sorted(by_name))
 
 
 def is_alive(pod: Pod) -> bool:

@@ -80,6 +80,27 @@ def test_a_new_pod_of_the_same_name_inherits_no_row() -> None:
     assert (allocation.pod, allocation.pod_uid) == ("train-0", "second")
 
 
+def test_of_two_live_pods_of_one_name_the_later_one_counts() -> None:
+    on = {QGPU_CARD + "main": "0"}
+    before = pod("db-0", qgpu("30"), annotations=on, uid="z-first", first_seen=1.0)
+    after = pod("db-0", qgpu("40"), annotations=on, uid="a-second", first_seen=2.0)
+    for pods in ([before, after], [after, before]):
+        assert shares_of(world([card(0)], pods)) == [("db-0", "main", 0, None, 40.0, None)]
+    ended = replace(after, phase="Failed")
+    assert shares_of(world([card(0)], [before, ended])) == [("db-0", "main", 0, None, 30.0, None)]
+
+
+def test_a_part_of_the_pool_of_two_init_containers_is_not_guessed() -> None:
+    starting = pod(
+        "p",
+        asking({NVIDIA: "2"}, "large", "init", "waiting"),
+        asking(ONE_GPU, "small", "init"),
+        asking(ONE_GPU, state="waiting"),
+    )
+    listed = kubelet(row("p", {NVIDIA: [card_uuid(0)]}))
+    assert shares_of(world([card(0)], [starting], listed)) == [("p", "main", *WHOLE)]
+
+
 def test_without_the_api_the_kubelet_s_list_counts() -> None:
     listed = kubelet(row("train", {NVIDIA: [card_uuid(0)]}))
     inputs = world([card(0)], None, listed)
