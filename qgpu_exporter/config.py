@@ -353,7 +353,7 @@ class Settings:
     kubelet_max_age: float = option(
         "kubelet.max-age",
         KUBELET,
-        duration,
+        positive_duration,
         "60s",
         "How long allocations outlive a failing kubelet.",
         "DURATION",

@@ -99,8 +99,10 @@ def test_other_durations_are_refused(text: str) -> None:
         (
             "web.listen-address",
             ":70000",
-            "--web.listen-address: ':70000' is not an address such as :5678, 127.0.0.1:5678 or "
-            "[::1]:5678",
+            (
+                "--web.listen-address: ':70000' is not an address such as :5678, 127.0.0.1:5678 or "
+                "[::1]:5678"
+            ),
         ),
         (
             "web.listen-address",
@@ -130,8 +132,10 @@ def test_other_durations_are_refused(text: str) -> None:
         (
             "kubernetes.pod-labels",
             "(",
-            "--kubernetes.pod-labels: '(' is not a regular expression: "
-            "missing ), unterminated subpattern at position 0",
+            (
+                "--kubernetes.pod-labels: '(' is not a regular expression: "
+                "missing ), unterminated subpattern at position 0"
+            ),
         ),
         (
             "metrics.dialects",
