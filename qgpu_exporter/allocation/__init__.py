@@ -64,12 +64,12 @@ def allocate(inputs: AllocationInputs) -> AllocationResult:
     """Every live container's hold on every card and slice, in an order that inputs do not change.
 
     A bad input (an unreadable annotation, a card that is not here) costs only itself and is a
-    `Problem`.  Without any known card there is nothing that a share could be of: no rows and no
-    problems.
+    `Problem`.  Without any known card there is nothing that a share could be of: no rows, no
+    problems, and no claim to be complete.
     """
-    views, complete = live_pods(inputs)
     if not inputs.cards:
-        return AllocationResult(complete=complete)
+        return AllocationResult(complete=False)
+    views, complete = live_pods(inputs)
     surroundings = _surroundings(inputs, views)
     found = _Found()
     for view in views:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from qgpu_exporter.allocation.inputs import AllocationInputs
+from qgpu_exporter.allocation.quantity import amount
 from qgpu_exporter.allocation.scheme import PodView
 from qgpu_exporter.model import (
     ClaimDevice,
@@ -159,8 +160,10 @@ def _init_devices(
 
 
 def _count(container: Container, resource: str) -> int:
-    text = container.resources.get(resource, "0")
-    return int(text) if text.isascii() and text.isdigit() else 0
+    try:
+        return amount(container.resources, resource)
+    except ValueError:
+        return 0
 
 
 def _handed_on(

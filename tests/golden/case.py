@@ -13,6 +13,7 @@ import yaml
 
 from qgpu_exporter import cgroups, inventory, totals
 from qgpu_exporter.exposition import EOF, OPENMETRICS, TEXT, Dropped, Format, render
+from qgpu_exporter.metrics.dcgm import dcgm_families
 from qgpu_exporter.metrics.family import Family
 from qgpu_exporter.metrics.native import NATIVE
 from qgpu_exporter.model import (
@@ -48,6 +49,7 @@ STARTED_SECONDS = 1_700_000_000.0
 
 FAMILIES: Mapping[str, Sequence[Family[Snapshot, Any]]] = {
     "native": NATIVE,
+    "dcgm": dcgm_families(),
 }
 
 
@@ -174,7 +176,7 @@ class Case(Moment):
     """The whole of input.yaml: one moment, or `steps` that follow it."""
 
     node: str = "gpu-node-1"
-    dialects: tuple[Literal["native"], ...] = ("native",)
+    dialects: tuple[Literal["native", "dcgm"], ...] = ("native",)
     families: tuple[str, ...] = (".*",)
     """Which families the page shows: regular expressions for their whole names."""
     gpushare_memory_unit: Literal["auto", "GiB", "MiB"] = "auto"

@@ -99,6 +99,17 @@ def test_a_part_of_the_pool_of_two_init_containers_is_not_guessed() -> None:
     )
     listed = kubelet(row("p", {NVIDIA: [card_uuid(0)]}))
     assert shares_of(world([card(0)], [starting], listed)) == [("p", "main", *WHOLE)]
+    # The larger one had the whole pool while it ran; of it, the kubelet lists what was handed on.
+    large, small, main = starting.containers
+    running = (replace(large, state="running"), replace(small, state="waiting"), main)
+    found = shares_of(world([card(0)], [replace(starting, containers=running)], listed))
+    assert found == [("p", "large", *WHOLE), ("p", "main", *WHOLE)]
+
+
+def test_a_count_that_cannot_be_read_hands_nothing_on() -> None:
+    starting = pod("p", asking({NVIDIA: "one"}, "warm", "init"), asking(ONE_GPU, state="waiting"))
+    listed = kubelet(row("p", {NVIDIA: [card_uuid(0)]}))
+    assert shares_of(world([card(0)], [starting], listed)) == [("p", "main", *WHOLE)]
 
 
 def test_without_the_api_the_kubelet_s_list_counts() -> None:
@@ -139,7 +150,7 @@ def test_a_kubelet_that_is_on_and_has_no_answer_leaves_totals_out() -> None:
 def test_without_any_known_card_there_are_neither_rows_nor_problems() -> None:
     sharing = pod("share", qgpu("50", "4"), annotations={QGPU_CARD + "main": "0"})
     result = allocate(world([], [sharing], of_node=node()))
-    assert (result.allocations, result.problems) == ((), ())
+    assert (result.allocations, result.problems, result.complete) == ((), (), False)
 
 
 def test_a_plain_init_container_holds_while_it_runs() -> None:
