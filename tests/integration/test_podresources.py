@@ -193,41 +193,55 @@ async def test_a_new_socket_is_noticed_by_its_ctime_where_the_inode_is_the_same(
 async def test_a_new_connection_is_noticed_where_the_socket_is_the_same(
     kubelet: FakeKubelet, tmp_path: Path, clock: ManualClock
 ) -> None:
-    cut = asyncio.Event()
-
-    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        onward = await asyncio.open_unix_connection(kubelet.socket)
-        pumps = [
-            asyncio.create_task(pump(reader, onward[1])),
-            asyncio.create_task(pump(onward[0], writer)),
-        ]
-        ends = [*pumps, asyncio.create_task(cut.wait())]
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        for task in ends:
-            task.cancel()
-        writer.close()
-        onward[1].close()
-
     path = str(tmp_path / "between.sock")
-    between = await asyncio.start_unix_server(forward, path)
+    between = Between(kubelet.socket)
+    server = await asyncio.start_unix_server(between.forward, path)
     source = make(path, clock)
     try:
         admit(kubelet, "one", GPU_0)
         assert pods(await source.ask()) == ["one"]
         kubelet.finish("lab", "one")
-        cut.set()
-        await asyncio.sleep(0)
-        cut.clear()
+        await between.cut()
         await answered(source)
         assert pods(source.latest) == ["one"]
     finally:
         await source.close()
-        between.close()
+        server.close()
+        await between.cut()
+
+
+class Between:
+    """Passes connections on to another socket until they are cut."""
+
+    def __init__(self, socket: str) -> None:
+        self._socket = socket
+        self._open: set[asyncio.Task[None]] = set()
+
+    async def forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        onward_reader, onward_writer = await asyncio.open_unix_connection(self._socket)
+        pumps = {
+            asyncio.create_task(pump(reader, onward_writer)),
+            asyncio.create_task(pump(onward_reader, writer)),
+        }
+        self._open |= pumps
+        await asyncio.wait(pumps)
+        self._open -= pumps
+
+    async def cut(self) -> None:
+        """Cut what is open, and wait until it is."""
+        pumps = set(self._open)
+        for task in pumps:
+            task.cancel()
+        if pumps:
+            await asyncio.wait(pumps)
 
 
 async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(1 << 16):
-        writer.write(data)
+    try:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+    finally:
+        writer.transport.abort()
 
 
 async def test_the_last_answer_outlives_a_dead_kubelet_until_its_age(
