@@ -73,17 +73,20 @@ async def connected(
 class Changes:
     """Counts the calls of a source's callback."""
 
-    def __init__(self) -> None:
+    def __init__(self, also: Callable[[], None] | None = None) -> None:
         self.count = 0
+        self._also = also
 
     def __call__(self) -> None:
         self.count += 1
+        if self._also is not None:
+            self._also()
 
 
 @asynccontextmanager
-async def running(source: Source) -> AsyncIterator[Changes]:
-    """The source's task, for as long as the context lasts."""
-    changes = Changes()
+async def running(source: Source, also: Callable[[], None] | None = None) -> AsyncIterator[Changes]:
+    """The source's task, for as long as the context lasts; `also` is called at each change."""
+    changes = Changes(also)
     task = asyncio.create_task(source.run(changes))
     try:
         yield changes
