@@ -248,9 +248,9 @@ class Card:
         devices = self._mig.read(handle, self._most_devices) if mode.enabled else []
         owners: dict[int | None, str] = {CARD: "card"}
         for device in devices:
-            # An instance that is made again under its number has devices of other UUIDs.
+            # An instance that is made again under its number has other devices or another profile.
             part = device.slice
-            owners.setdefault(part.gpu_instance, part.uuid or "")
+            owners.setdefault(part.gpu_instance, f"{part.uuid} {part.profile}")
         profiling = self._gpm.read(handle, owners) if self._options.gpm else {}
         ratios = {key: part for key, part in profiling.items() if key is not None}
         return replace(

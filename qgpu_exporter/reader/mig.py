@@ -49,11 +49,14 @@ def mode(calls: Calls, handle: Handle) -> MigMode:
 
 
 class MigReader:
-    """Lists the MIG devices of one card; what cannot change about one is asked once."""
+    """Lists the MIG devices of one card.
+
+    Nothing is kept of a device: one that is made anew may have the UUID of the one before it, and
+    another profile.
+    """
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
-        self._known: dict[str, MigSlice] = {}
 
     def most_devices(self, handle: Handle) -> int:
         """How many MIG devices the card can hold: the number of its compute slices."""
@@ -82,42 +85,22 @@ class MigReader:
                 continue
             if read is not None:
                 found[read.slice.gpu_instance, read.compute_instance] = read
-        present = {read.slice.uuid for read in found.values()}
-        self._known = {uuid: part for uuid, part in self._known.items() if uuid in present}
         return [found[place] for place in sorted(found)]
 
     def _device(self, card: Handle, device: Handle) -> MigDevice | None:
         uuid = plausible.text(self._call(pynvml.nvmlDeviceGetUUID, device))
-        if uuid is None:
-            return None
-        known = self._known.get(uuid)
-        if known is None:
-            known = self._fixed(card, device, uuid)
-            if known is None:
-                return None
-            # Old drivers make the UUID of the instance numbers, which the next device may get too.
-            if "/" not in uuid:
-                self._known[uuid] = known
-        compute_instance = known.compute_instance
-        if compute_instance is None:
-            return None
-        part = replace(known, memory=readings.memory(self._calls, device, " of MIG"))
-        return MigDevice(device, part, compute_instance)
-
-    def _fixed(self, card: Handle, device: Handle, uuid: str) -> MigSlice | None:
-        """What stays as it is while the device exists."""
         gpu_instance = plausible.at_most(
             _LARGEST_INSTANCE, self._call(pynvml.nvmlDeviceGetGpuInstanceId, device)
         )
         compute_instance = plausible.at_most(
             _LARGEST_INSTANCE, self._call(pynvml.nvmlDeviceGetComputeInstanceId, device)
         )
-        if gpu_instance is None or compute_instance is None:
+        if uuid is None or gpu_instance is None or compute_instance is None:
             return None
         attributes = self._try(pynvml.nvmlDeviceGetAttributes_v2, device)
         name = _PROFILE.search(self._try(pynvml.nvmlDeviceGetName, device) or "")
         start, size = self._placement(card, gpu_instance)
-        return MigSlice(
+        part = MigSlice(
             gpu_instance=gpu_instance,
             compute_instance=compute_instance,
             uuid=uuid,
@@ -130,7 +113,9 @@ class MigReader:
             if attributes is None
             else plausible.at_most(4096, attributes.multiprocessorCount),
             placement_start=start,
+            memory=readings.memory(self._calls, device, OF_MIG),
         )
+        return MigDevice(device, part, compute_instance)
 
     def _placement(self, card: Handle, gpu_instance: int) -> tuple[int | None, int | None]:
         """First memory slice and number of memory slices.

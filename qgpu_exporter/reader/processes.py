@@ -24,6 +24,7 @@ _FUNCTIONS = {
 _ENTRY = struct.Struct("=I4xQII")
 _OLD_ENTRY = struct.Struct("=I4xQ")
 _VERSIONS = (("_v3", _ENTRY), ("_v2", _ENTRY), ("", _OLD_ENTRY))
+_REFUSED_LISTS = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION})
 _NO_INSTANCE = 0xFFFF_FFFF
 _LARGEST_PID = 1 << 22
 """The kernel's bound; 0 is an entry that was never filled."""
@@ -53,6 +54,7 @@ class ProcessLister:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
         self._room = _FIRST_ROOM
+        self._first_version: dict[str, int] = {}
 
     def read(
         self, handle: Handle, mig: list[tuple[Handle, int, int]]
@@ -98,18 +100,26 @@ class ProcessLister:
     def _list(
         self, handle: Handle, function: str, tag: str
     ) -> list[tuple[int, int | None, int | None, int | None]] | None:
-        for version, entry in _VERSIONS:
-            name = f"{function}{version}"
-            if self._calls.refused(name + tag):
-                continue
-            raw = self._fetch(handle, name, tag, entry)
-            if raw is not None:
-                return list(_entries(raw, entry))
+        if self._calls.refused(function + tag):
+            return None
+        for version, entry in _VERSIONS[self._first_version.get(function, 0) :]:
+            try:
+                return list(_entries(self._fetch(handle, function + version, entry), entry))
+            except Refusal as refusal:
+                if refusal.code == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
+                    # The driver is older; the version before has another name.
+                    self._first_version[function] = self._first_version.get(function, 0) + 1
+                    continue
+                lasting = refusal.code in _REFUSED_LISTS
+                if lasting:
+                    self._calls.refuse(function + tag)
+                if lasting or not tag:
+                    # Any other error of a MIG device: it may have gone since it was listed.
+                    self._calls.log_once(function, refusal)
+                return None
         return None
 
-    def _fetch(
-        self, handle: Handle, name: str, tag: str, entry: struct.Struct
-    ) -> memoryview | None:
+    def _fetch(self, handle: Handle, name: str, entry: struct.Struct) -> memoryview:
         while True:
             room = self._room
             count = ctypes.c_uint(room)
@@ -117,20 +127,11 @@ class ProcessLister:
             try:
                 self._calls.call(name, _checked, name, handle, ctypes.byref(count), entries)
             except Refusal as refusal:
-                if refusal.code == pynvml.NVML_ERROR_INSUFFICIENT_SIZE and room < _MOST_ROOM:
-                    # More processes may start before the next call.
-                    self._room = min(_MOST_ROOM, max(2 * room, 2 * count.value))
-                    continue
-                if refusal.code in (
-                    pynvml.NVML_ERROR_NOT_SUPPORTED,
-                    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-                    pynvml.NVML_ERROR_NO_PERMISSION,
-                ) or (not tag and refusal.code == pynvml.NVML_ERROR_INVALID_ARGUMENT):
-                    self._calls.refuse(name + tag)
-                if not tag:
-                    # A MIG device may have gone since it was listed.
-                    self._calls.log_once(name, refusal)
-                return None
+                if refusal.code != pynvml.NVML_ERROR_INSUFFICIENT_SIZE or room >= _MOST_ROOM:
+                    raise
+                # More processes may start before the next call.
+                self._room = min(_MOST_ROOM, max(2 * room, 2 * count.value))
+                continue
             return memoryview(entries).cast("B")[: min(count.value, room) * entry.size]
 
 
@@ -186,7 +187,9 @@ class ProcessSampler:
         samples = self._fresh(used, min(asked, since), now + FUTURE_US)
         self._judge(samples, card_ratio)
         stamps = [sample.timestamp_us for sample in samples]
-        self._ask_from = min(stamps, default=now - _FIRST_WINDOW_US)
+        self._ask_from = max(min(asked, since), min(stamps, default=now - _FIRST_WINDOW_US))
+        # What is not newer than the time asked for next cannot come again.
+        self._delivered = {pid: at for pid, at in self._delivered.items() if at > self._ask_from}
         self._until = max([now, *stamps])
         return ProcessWindow(since, self._until, samples)
 
@@ -249,8 +252,6 @@ class ProcessSampler:
                 continue
             ratios = [plausible.ratio(percent) for percent in percents]
             fresh[pid, stamp] = ProcessSample(pid, stamp, *ratios)
-        # What is older than the time asked for cannot come again.
-        self._delivered = {pid: at for pid, at in self._delivered.items() if at > asked}
         for pid, stamp in fresh:
             self._delivered[pid] = max(stamp, self._delivered.get(pid, 0))
         return tuple(fresh[key] for key in sorted(fresh))
