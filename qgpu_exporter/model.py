@@ -666,7 +666,7 @@ class HostUsage:
     owner: str
     core_percent: float | None = None
     memory_bytes: int | None = None
-    processes: int = 0
+    processes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,7 +199,7 @@ class Processes:
             return SourceError(
                 "no_permission",
                 f"{error.filename} may not be read: a security module (SELinux, AppArmor) or "
-                f"the mount forbids it: {error.strerror}",
+                f"the mount (hidepid) forbids it: {error.strerror}",
             )
         return SourceError("error", f"reading {error.filename}: {error.strerror or error}")
 

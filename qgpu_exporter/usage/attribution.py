@@ -229,7 +229,7 @@ class _CardUse:
                 name,
                 total.core_percent if self._core_known else None,
                 total.memory_bytes if self._memory_known else None,
-                len(total.pids),
+                len(total.pids) if self._memory_known else None,
             )
             for (kind, name), total in sorted(self._outside.items())
         ]

@@ -198,12 +198,13 @@ def test_each_process_counts_on_each_of_its_cards_once(world: World) -> None:
     result = world.use()
     for one in world.cards:
         if one.reading is None or one.reading.processes is None:
-            assert not [row for row in result.host if row.gpu == one.identity.index]
+            mine = [row for row in result.host if row.gpu == one.identity.index]
+            assert all(row.processes is None and row.memory_bytes is None for row in mine)
             continue
         pids = {process.pid for process in one.reading.processes}
         gpu = one.identity.index
         counted = sum(row.processes or 0 for row in result.containers if row.gpu == gpu)
-        counted += sum(row.processes for row in result.host if row.gpu == gpu)
+        counted += sum(row.processes or 0 for row in result.host if row.gpu == gpu)
         assert counted == len(pids)
 
 
