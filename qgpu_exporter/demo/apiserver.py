@@ -19,17 +19,22 @@ from typing import Any, Literal
 
 from aiohttp import web
 
-from qgpu_exporter.demo.apianswers import Answer, status_body
+from qgpu_exporter.demo.apianswers import (
+    CONTINUE_TOO_OLD,
+    Answer,
+    break_off,
+    forbidden,
+    give,
+    too_large,
+)
 from qgpu_exporter.demo.apistore import KINDS, BadSelector, Object, Selection, Store, selection
+from qgpu_exporter.demo.apiwatch import Watch, shown, to_json
 
 Verb = Literal["get", "list", "watch", "discovery"]
 DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
 
 _GZIP_BYTES = 128 * 1024
 """Answers above this are compressed where the client takes it, as the real server does."""
-_LONG_SECONDS = 24 * 3600.0
-_WATCH_SECONDS = 1800.0
-_USER = "system:serviceaccount:monitoring:gpu-exporter"
 _PATHS = re.compile(
     r"/api/(?P<core>v1)/(?:namespaces/(?P<namespace>[^/]+)/)?(?P<plural>pods|nodes)(?:/(?P<name>[^/]+))?"
     r"|/apis/resource\.k8s\.io/(?P<dra>[^/]+)/resourceslices"
@@ -55,17 +60,6 @@ class _Fault:
     resource: str | None
     answer: Answer
     times: int
-
-
-class _Watch:
-    """One open watch: what a test may do to it from outside."""
-
-    def __init__(self, resource: str, response: web.StreamResponse, request: web.Request) -> None:
-        self.resource = resource
-        self.response = response
-        self.request = request
-        self.silent = False
-        self.ended = False
 
 
 class ApiServer:
@@ -96,7 +90,7 @@ class ApiServer:
         self.url = ""
         self._faults: list[_Fault] = []
         self._pages: dict[str, tuple[int, list[Object]]] = {}
-        self._watches: set[_Watch] = set()
+        self._watches: set[Watch] = set()
         self._runner: web.AppRunner | None = None
         self._tls: ssl.SSLContext | None = None
 
@@ -213,7 +207,7 @@ class ApiServer:
         """Break the connections of open watches."""
         for watch in list(self._watches):
             watch.ended = True
-            _break(watch.request)
+            break_off(watch.request)
 
     def end_watches(self) -> None:
         """End open watches cleanly, as their timeoutSeconds does."""
@@ -242,21 +236,22 @@ class ApiServer:
         )
         fault = self._due_fault(verb, resource)
         if fault is not None:
-            return await _give(request, fault)
+            return await give(request, fault)
         if not self._knows(request):
-            return await _give(request, Answer.refusal(401, "Unauthorized", "Unauthorized"))
+            return await give(request, Answer.refusal(401, "Unauthorized", "Unauthorized"))
         if verb == "discovery" and self.dra_versions:
             return web.json_response(_group(self.dra_versions))
         if verb == "discovery" or not resource:
-            return await _give(request, Answer(404, b"404 page not found\n", "text/plain"))
+            return await give(request, Answer(404, b"404 page not found\n", "text/plain"))
         if resource not in self.allowed:
-            return await _give(request, _forbidden(verb, resource))
+            group = KINDS[resource].api_version.rpartition("/")[0]
+            return await give(request, forbidden(verb, resource, group))
         if verb == "get":
             return await self._get(request, resource, key)
         try:
             selected = selection(resource, request.query)
         except BadSelector as error:
-            return await _give(request, Answer.refusal(400, "BadRequest", str(error)))
+            return await give(request, Answer.refusal(400, "BadRequest", str(error)))
         if verb == "watch":
             return await self._watch(request, resource, selected, api_version)
         return await self._list(request, resource, selected, api_version)
@@ -298,7 +293,7 @@ class ApiServer:
         if found is None:
             name = key.partition("/")[2]
             message = f'{resource} "{name}" not found'
-            return await _give(request, Answer.refusal(404, "NotFound", message))
+            return await give(request, Answer.refusal(404, "NotFound", message))
         kind = KINDS[resource]
         return web.json_response({"kind": kind.name, "apiVersion": kind.api_version, **found})
 
@@ -313,13 +308,13 @@ class ApiServer:
         if query.get("continue"):
             page = self._pages.get(query["continue"])
             if page is None:
-                return await _give(request, Answer.refusal(410, "Expired", _CONTINUE_TOO_OLD))
+                return await give(request, CONTINUE_TOO_OLD)
             version, items = page
         else:
             asked = query.get("resourceVersion", "")
             if int(asked or 0) > self.store.version:
                 await asyncio.sleep(self.too_large_seconds)
-                return await _give(request, _too_large(asked, self.store.version))
+                return await give(request, too_large(asked, self.store.version))
             version, items = self.store.version, self.store.select(resource, selected)
             limit = 0 if asked == "0" else limit
         metadata: Object = {"resourceVersion": str(version)}
@@ -332,9 +327,9 @@ class ApiServer:
             "kind": f"{KINDS[resource].name}List",
             "apiVersion": api_version,
             "metadata": metadata,
-            "items": [_shown(one, api_version) for one in items],
+            "items": [shown(one, api_version) for one in items],
         }
-        response = web.Response(body=_json(answer), content_type="application/json")
+        response = web.Response(body=to_json(answer), content_type="application/json")
         if response.content_length and response.content_length > _GZIP_BYTES:
             response.enable_compression()
         return response
@@ -342,7 +337,7 @@ class ApiServer:
     def _keep_page(self, version: int, rest: list[Object]) -> str:
         start = f"{rest[0]['metadata'].get('namespace', '')}/{rest[0]['metadata']['name']}"
         told = {"v": "meta.k8s.io/v1", "rv": version, "start": start}
-        token = base64.urlsafe_b64encode(_json(told)).decode().rstrip("=")
+        token = base64.urlsafe_b64encode(to_json(told)).decode().rstrip("=")
         self._pages[token] = (version, rest)
         return token
 
@@ -353,91 +348,16 @@ class ApiServer:
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
-        watch = _Watch(resource, response, request)
-        changes = self.store.subscribe()
+        watch = Watch(request, response, self.store, resource, selected, api_version)
         self._watches.add(watch)
         try:
-            await self._tell(watch, changes, selected, api_version)
+            await watch.tell(self.bookmark_seconds)
         except ConnectionError:
             # The client went away, or a test broke the connection.
             pass
         finally:
             self._watches.discard(watch)
-            self.store.unsubscribe(changes)
         return response
-
-    async def _tell(
-        self, watch: _Watch, changes: asyncio.Event, selected: Selection, api_version: str
-    ) -> None:
-        """Write events until the watch's time is over or it is ended from outside."""
-        query, loop = watch.request.query, asyncio.get_running_loop()
-        version = int(query.get("resourceVersion") or 0)
-        kind = KINDS[watch.resource].name
-
-        async def write(what: str, shown: Object) -> None:
-            told = {"kind": kind, "apiVersion": api_version, **_shown(shown, api_version)}
-            await watch.response.write(_json({"type": what, "object": told}) + b"\n")
-
-        if not version:
-            version = self.store.version
-            for one in self.store.select(watch.resource, selected):
-                await write("ADDED", one)
-        end = loop.time() + float(query.get("timeoutSeconds") or _WATCH_SECONDS)
-        bookmarks = query.get("allowWatchBookmarks") in ("1", "true")
-        bookmark_at = loop.time() + self.bookmark_seconds
-        while not watch.ended:
-            changes.clear()
-            if not watch.silent:
-                if version < self.store.compacted:
-                    message = f"too old resource version: {version} ({self.store.version})"
-                    answer = Answer.error_event(410, "Expired", message)
-                    await watch.response.write(answer.body)
-                    return
-                # A version that is not there yet: the real server says nothing at all until then.
-                for change in self.store.since(version):
-                    version = change.version
-                    event = change.event(selected) if change.resource == watch.resource else None
-                    if event is not None and not watch.silent:
-                        await write(*event)
-                if bookmarks and loop.time() >= bookmark_at and version <= self.store.version:
-                    bookmark_at = loop.time() + self.bookmark_seconds
-                    await write("BOOKMARK", _bookmark(kind, version))
-                if loop.time() >= end:
-                    return
-            pause = _LONG_SECONDS if watch.silent else min(end, bookmark_at) - loop.time()
-            try:
-                async with asyncio.timeout(max(pause, 0.001)):
-                    await changes.wait()
-            except TimeoutError:
-                pass
-
-
-_CONTINUE_TOO_OLD = (
-    "The provided continue parameter is too old to display a consistent list result. You can start "
-    "a new list without the continue parameter."
-)
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
-
-
-def _bookmark(kind: str, version: int) -> Object:
-    bookmark: Object = {"metadata": {"resourceVersion": str(version)}}
-    if kind == "Pod":
-        bookmark |= {"spec": {"containers": None}, "status": {}}
-    return bookmark
-
-
-def _shown(stored: Object, api_version: str) -> Object:
-    """An object in the form of a version: v1beta1 keeps a device's insides in ``basic``."""
-    if api_version != "resource.k8s.io/v1beta1" or "spec" not in stored:
-        return stored
-    devices = [
-        {"name": device["name"], "basic": {k: v for k, v in device.items() if k != "name"}}
-        for device in stored["spec"].get("devices") or ()
-    ]
-    return {**stored, "spec": {**stored["spec"], "devices": devices}}
 
 
 def _group(versions: tuple[str, ...]) -> Object:
@@ -451,47 +371,3 @@ def _group(versions: tuple[str, ...]) -> Object:
         "versions": offered,
         "preferredVersion": offered[0],
     }
-
-
-def _forbidden(verb: str, resource: str) -> Answer:
-    group = KINDS[resource].api_version.rpartition("/")[0]
-    message = (
-        f'{resource} is forbidden: User "{_USER}" cannot {verb} resource "{resource}" '
-        f'in API group "{group}" at the cluster scope'
-    )
-    return Answer.refusal(403, "Forbidden", message)
-
-
-def _too_large(asked: str, current: int) -> Answer:
-    body = status_body(
-        504,
-        "Timeout",
-        f"Timeout: Too large resource version: {asked}, current: {current}",
-        details={
-            "causes": [
-                {"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}
-            ],
-            "retryAfterSeconds": 1,
-        },
-    )
-    return Answer(504, body, headers={"Retry-After": "1"})
-
-
-async def _give(request: web.Request, answer: Answer) -> web.StreamResponse:
-    """Give a prepared answer; status 0 says nothing, not even that."""
-    headers = {"Content-Type": answer.content_type, **answer.headers}
-    if answer.then == "end":
-        return web.Response(status=answer.status, body=answer.body, headers=headers)
-    response = web.StreamResponse(status=answer.status or 200, headers=headers)
-    if answer.status:
-        await response.prepare(request)
-        await response.write(answer.body)
-    if answer.then == "silence":
-        await asyncio.sleep(_LONG_SECONDS)
-    _break(request)
-    return response
-
-
-def _break(request: web.Request) -> None:
-    if isinstance(request.transport, asyncio.Transport):
-        request.transport.abort()
