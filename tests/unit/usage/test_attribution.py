@@ -402,6 +402,15 @@ def test_nested_containers_belong_to_the_outermost_known_pod() -> None:
     assert use_of(cards, cgroups, pods(unknown_yet, inner)).containers == ()
 
 
+def test_a_containers_cgroup_cannot_borrow_another_pods_container_id() -> None:
+    path = f"/kubepods/burstable/pod{uid(1)}/{container_id(9)}/{container_id(2)}"
+    unknown_yet = pod("several", 1, [Container("a"), Container("b")])
+    result = use_of(
+        [card(0, [Use(191, 10)])], {191: parse(f"0::{path}\n")}, pods(unknown_yet, pod("b", 2))
+    )
+    assert result.containers == ()
+
+
 def test_the_order_of_everything_does_not_matter() -> None:
     listed = [pod("a", 1), pod("b", 2), pod("c", 3)]
     uses = [Use(181, 10, 1), Use(182, 20, 2), Use(183, 30, 3), Use(184, 40, 4)]

@@ -147,9 +147,11 @@ def test_a_holder_of_a_slice_that_says_nothing_and_one_that_does() -> None:
 
 def test_a_card_in_mig_mode_ignores_process_utilisation() -> None:
     slices = [mig_slice(1, "3g.40gb", 26)]
-    one = card(0, [Use(11, 10, 40, gi=1)], slices=slices)
+    one = card(0, [Use(11, 10, 40, gi=1)], gpu=90, slices=slices)
     result = use_of([one], NAMES, LISTED, [held("a", mig="1", exclusive=True)])
     assert core(result) == {(0, "a", "c"): None}
+    assert row(result, "a").encoder_percent is None
+    assert remainder(result).core_percent is None
 
 
 def test_a_profile_that_names_nothing_falls_back_on_the_compute_slices() -> None:
