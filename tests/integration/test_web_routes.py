@@ -28,12 +28,14 @@ TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 async def test_metrics_are_text_without_an_accept_header() -> None:
-    async with client_of(full_view()) as (client, _):
-        async with client.get("/metrics", skip_auto_headers=["Accept"]) as answer:
-            page = await answer.text()
-            assert answer.status == 200
-            assert answer.headers["Content-Type"] == TEXT_TYPE
-            assert answer.headers["Vary"] == "Accept, Accept-Encoding"
+    async with (
+        client_of(full_view()) as (client, _),
+        client.get("/metrics", skip_auto_headers=["Accept"]) as answer,
+    ):
+        page = await answer.text()
+        assert answer.status == 200
+        assert answer.headers["Content-Type"] == TEXT_TYPE
+        assert answer.headers["Vary"] == "Accept, Accept-Encoding"
     names = {family.name for family in parse_text(page)}
     assert {"node_gpu_core_request", "node_gpu_info", "qgpu_exporter_source_up"} <= names
 
@@ -45,13 +47,15 @@ async def test_prometheus_gets_openmetrics_gzipped() -> None:
         "Accept-Encoding": "gzip",
         "X-Prometheus-Scrape-Timeout-Seconds": "10",
     }
-    async with client_of(full_view()) as (client, _):
-        async with client.get("/metrics", headers=headers) as answer:
-            body = await answer.read()
-            assert answer.headers["Content-Encoding"] == "gzip"
-            assert answer.headers["Content-Type"] == (
-                "application/openmetrics-text; version=1.0.0; charset=utf-8; escaping=allow-utf-8"
-            )
+    async with (
+        client_of(full_view()) as (client, _),
+        client.get("/metrics", headers=headers) as answer,
+    ):
+        body = await answer.read()
+        assert answer.headers["Content-Encoding"] == "gzip"
+        assert answer.headers["Content-Type"] == (
+            "application/openmetrics-text; version=1.0.0; charset=utf-8; escaping=allow-utf-8"
+        )
     page = gzip.decompress(body).decode()
     assert page.endswith("# EOF\n")
     families = parse_openmetrics(page)  # type: ignore[no-untyped-call]  # has no annotations
@@ -60,9 +64,11 @@ async def test_prometheus_gets_openmetrics_gzipped() -> None:
 
 @pytest.mark.parametrize("accept", ["text/plain;version=abc", ";;;", 'a/b;q="', "text/plain;q=9"])
 async def test_a_malformed_accept_header_gets_text(accept: str) -> None:
-    async with client_of(full_view()) as (client, _):
-        async with client.get("/metrics", headers={"Accept": accept}) as answer:
-            assert (answer.status, answer.headers["Content-Type"]) == (200, TEXT_TYPE)
+    async with (
+        client_of(full_view()) as (client, _),
+        client.get("/metrics", headers={"Accept": accept}) as answer,
+    ):
+        assert (answer.status, answer.headers["Content-Type"]) == (200, TEXT_TYPE)
 
 
 async def test_the_name_filter_leaves_only_the_families_asked_for() -> None:
@@ -242,9 +248,11 @@ async def test_head_has_the_headers_and_no_body() -> None:
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
 async def test_other_methods_are_refused(method: str) -> None:
-    async with client_of(full_view()) as (client, _):
-        async with client.request(method, "/metrics") as answer:
-            assert (answer.status, answer.headers["Allow"]) == (405, "GET, HEAD")
+    async with (
+        client_of(full_view()) as (client, _),
+        client.request(method, "/metrics") as answer,
+    ):
+        assert (answer.status, answer.headers["Allow"]) == (405, "GET, HEAD")
 
 
 @pytest.mark.parametrize(
