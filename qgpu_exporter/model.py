@@ -436,6 +436,7 @@ class Container:
     container_id: str | None = None
     """64 hex digits, without the runtime's prefix."""
     claims: tuple[str, ...] = ()
+    """Names of the ResourceClaims that it uses, sorted."""
 
 
 @dataclass(frozen=True, slots=True)

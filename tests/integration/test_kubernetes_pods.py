@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from pathlib import Path
 
@@ -189,10 +190,19 @@ async def test_a_watch_that_ends_cleanly_goes_on_where_it_was(tmp_path: Path) ->
         assert sum(one.verb == "list" for one in server.requests) == 1
 
 
-async def test_watches_that_end_at_once_are_not_hammered(tmp_path: Path) -> None:
+SHORT_WATCHES = {
+    "empty": Answer(),
+    "always the same": Answer(
+        200, json.dumps({"type": "ADDED", "object": pod("a")}).encode() + b"\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("what", SHORT_WATCHES)
+async def test_watches_that_end_at_once_are_not_hammered(what: str, tmp_path: Path) -> None:
     slow = Timing(backoff_seconds=3600.0, max_backoff_seconds=3600.0)
     async with serving() as server:
-        server.fail(Answer(), verb="watch", times=1000)
+        server.fail(SHORT_WATCHES[what], verb="watch", times=1000)
         async with following(server, tmp_path, timing=slow):
             await until(lambda: any(one.verb == "watch" for one in server.requests))
             await asyncio.sleep(0.2)

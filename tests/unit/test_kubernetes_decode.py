@@ -231,6 +231,27 @@ def test_what_is_no_pod_is_unreadable(wrong: bytes | dict[str, Any]) -> None:
         decode_pod(wrong)
 
 
+READ_BY_SCHEMES = (
+    "ALIYUN_COM_GPU_MEM_IDX",
+    "elasticgpu.io/container-main",
+    "gpushare.alibabacloud.com/core-percentage",
+    "hami.io/vgpu-devices-allocated",
+    "kubernetes.io/config.hash",
+    "nano-gpu/container-main",
+    "scheduler.framework.gpushare.allocation",
+    "scheduling.koordinator.sh/device-allocated",
+    "tencent.com/predicate-gpu-idx-0",
+    "tke.cloud.tencent.com/qgpu-pgpu-main",
+    "volcano.sh/gpu-index",
+)
+
+
+@pytest.mark.parametrize("key", READ_BY_SCHEMES)
+def test_annotations_that_schemes_read_are_kept(key: str) -> None:
+    pod = {"metadata": {"name": "p", "uid": "u", "annotations": {key: "1", f"x.{key}": "2"}}}
+    assert decode_pod(pod).annotations == {key: "1"}
+
+
 def test_a_node_keeps_labels_and_extended_resources() -> None:
     node = {
         "metadata": {

@@ -219,7 +219,7 @@ class Connection:
         where = self._kubeconfig or "the pod's service account"
         # Other errors' texts may quote the file, and with it a secret.
         known = isinstance(error, OSError) or type(error).__name__ == "ConfigException"
-        what = str(error) if known else type(error).__name__
+        what = (str(error) if known else "") or type(error).__name__
         return f"the credentials of {where} cannot be used: {what}"
 
 

@@ -235,6 +235,7 @@ class Reflection(Generic[T]):
             "timeoutSeconds": str(_random.randint(*timing.watch_seconds)),
         }
         told_anything = False
+        started = asyncio.get_running_loop().time()
         async with self._connection.stream(self._path, query, timing.silence_seconds) as batches:
             settled = asyncio.get_running_loop().call_later(timing.settle_seconds, self._succeed)
             try:
@@ -246,6 +247,9 @@ class Reflection(Generic[T]):
                 settled.cancel()
         if not told_anything:
             raise _ListAgain("empty_watch", "the API server ends watches at once", forget=False)
+        if asyncio.get_running_loop().time() - started < timing.settle_seconds:
+            # Whoever ends each watch after an event must not be asked as fast as he ends them.
+            await self._pause(None)
 
     def _take(self, lines: Iterable[bytes], publish: Callable[[bool], None]) -> None:
         """Apply a batch of events; what came before a bad line is kept and published."""
