@@ -76,7 +76,7 @@ class SliceForm(_Strict):
     gi: int
     profile: str
     memory: MemoryMib
-    compute_slices: int
+    compute_slices: int | None = None
     ci: int = 0
     uuid: str | None = None
     start: int | None = None

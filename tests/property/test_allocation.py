@@ -308,3 +308,11 @@ def test_no_two_rows_of_one_container_on_one_device(
     result = allocate(_inputs(cards, [(everything, rows), *made]))
     keys = Counter((a.gpu, a.mig, a.namespace, a.pod, a.container) for a in result.allocations)
     assert not keys or max(keys.values()) == 1
+
+
+@given(_cards_and_holders())
+def test_no_total_is_told_before_all_pods_are_known(drawn: tuple[list[Card], list[Made]]) -> None:
+    cards, made = drawn
+    inputs = replace(_inputs(cards, made), pods=None)
+    assert card_totals(allocate(inputs), cards) == {}
+    assert allocate(inputs).allocations == ()
