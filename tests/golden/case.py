@@ -16,6 +16,7 @@ from qgpu_exporter.exposition import EOF, OPENMETRICS, TEXT, Dropped, Format, re
 from qgpu_exporter.metrics.dcgm import dcgm_families
 from qgpu_exporter.metrics.family import Family
 from qgpu_exporter.metrics.native import NATIVE
+from qgpu_exporter.metrics.tke import tke_families
 from qgpu_exporter.model import (
     CardFailure,
     CardIdentity,
@@ -50,6 +51,7 @@ STARTED_SECONDS = 1_700_000_000.0
 FAMILIES: Mapping[str, Sequence[Family[Snapshot, Any]]] = {
     "native": NATIVE,
     "dcgm": dcgm_families(),
+    "tke": tke_families(),
 }
 
 
@@ -176,7 +178,7 @@ class Case(Moment):
     """The whole of input.yaml: one moment, or `steps` that follow it."""
 
     node: str = "gpu-node-1"
-    dialects: tuple[Literal["native", "dcgm"], ...] = ("native",)
+    dialects: tuple[Literal["native", "dcgm", "tke"], ...] = ("native",)
     families: tuple[str, ...] = (".*",)
     """Which families the page shows: regular expressions for their whole names."""
     gpushare_memory_unit: Literal["auto", "GiB", "MiB"] = "auto"
