@@ -41,7 +41,7 @@ import json, os, sys, time
 from qgpu_exporter.sources import SourceError
 from qgpu_exporter.sources.processes import Processes
 procfs, user, *pids = sys.argv[1:]
-if user != "0":
+if user != "same" and int(user) != os.geteuid():
     os.setgroups([]); os.setgid(int(user)); os.setuid(int(user))
 source = Processes(procfs=procfs, clock=time.monotonic, wall_clock=time.time)
 try:
@@ -172,7 +172,7 @@ def source(procfs: str) -> Processes:
     return Processes(procfs=procfs, clock=time.monotonic, wall_clock=time.time)
 
 
-def resolve(procfs: str, pids: list[int], *, prefix: list[str], user: int = 0) -> object:
+def resolve(procfs: str, pids: list[int], *, prefix: list[str], user: int | str = "same") -> object:
     """What a process of its own, started by `prefix`, reads: names by pid, or a reason."""
     command = [*prefix, sys.executable, "-c", RESOLVE, procfs, str(user), *map(str, pids)]
     done = subprocess.run(
@@ -292,12 +292,31 @@ def test_a_mounted_host_proc_serves_a_pid_namespace_of_its_own(
     assert resolve(procfs, [pid], prefix=prefix) == {pid: names(1, 11)}
 
 
+def for_all(folder: Path) -> Path:
+    """Make a folder below pytest's that other users may enter."""
+    folder.mkdir()
+    for path in (folder, *list(folder.parents)[:3]):
+        path.chmod(0o755)
+    return folder
+
+
+@pytest.mark.parametrize("refused", ["1/stat", "7/stat", "7/cgroup"])
+def test_a_proc_that_may_not_be_read(tmp_path: Path, refused: str) -> None:
+    procfs = for_all(tmp_path / "proc")
+    (procfs / "self").symlink_to("7")
+    for pid, flags in ((1, 0), (2, 0x208040), (7, 0)):
+        folder = for_all(procfs / str(pid))
+        (folder / "stat").write_text(f"{pid} (x) S 1 1 1 0 -1 {flags} {'0 ' * 12}{pid} 0\n")
+        (folder / "cgroup").write_text(f"0::/{kubepods(1, 11)}\n")
+    user = os.geteuid() or NOBODY
+    assert resolve(str(procfs), [7], prefix=[], user=user) == {7: names(1, 11)}
+    (procfs / refused).chmod(0)
+    # A process that cannot be told leaves all others' zeroes uncertain too.
+    assert resolve(str(procfs), [2, 7], prefix=[], user=user) == "no_permission"
+
+
 def test_a_proc_that_hides_processes(tmp_path: Path) -> None:
-    hidden = tmp_path / "hidden"
-    hidden.mkdir()
-    hidden.chmod(0o755)
-    for parent in list(hidden.parents)[:3]:
-        parent.chmod(0o755)
+    hidden = for_all(tmp_path / "hidden")
     script = f'mount -t proc -o hidepid=2 proc {hidden} && exec "$@"'
     prefix = ["unshare", "--mount", "sh", "-c", script, "sh"]
     if not allowed(*prefix, "true"):

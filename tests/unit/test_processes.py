@@ -223,6 +223,16 @@ def test_a_procfs_that_hides_processes(tmp_path: Path) -> None:
     assert reason(tmp_path) == "hidepid"
 
 
+async def test_a_file_that_cannot_be_read_says_which(tmp_path: Path) -> None:
+    add(tmp_path, 7, in_pod())
+    (tmp_path / "7" / "cgroup").unlink()
+    (tmp_path / "7" / "cgroup").mkdir()
+    processes = source(tmp_path)
+    assert await processes.ask([7]) is None
+    assert processes.health.failures == {"error": 1}
+    assert processes.health.detail == f"reading {tmp_path}/7/cgroup: Is a directory"
+
+
 # --------------------------------------------------------------------------- asking
 
 
