@@ -191,6 +191,18 @@ async def test_without_the_right_slices_are_off_also_where_it_is_taken_away(
             assert source.latest is None
 
 
+async def test_an_answer_that_is_no_group_does_not_switch_slices_off(tmp_path: Path) -> None:
+    async with serving() as server, connected(server, tmp_path) as connection:
+        server.put("resourceslices", resource_slice("one", "gpu-0"))
+        server.fail(Answer(200, b"[]"), verb="discovery")
+        server.fail(Answer.refusal(500, "InternalError", "odd"), verb="list")
+        source = slices_source(connection, recheck_seconds=3600.0)
+        async with running(source):
+            await until(lambda: source.latest == (device("gpu-0"),))
+            assert source.health is not None
+            assert source.health.failures == {"not_json": 1, "server_error": 1}
+
+
 async def test_a_failing_server_does_not_switch_slices_off(tmp_path: Path) -> None:
     async with serving() as server, connected(server, tmp_path) as connection:
         server.put("resourceslices", resource_slice("one", "gpu-0"))

@@ -245,10 +245,15 @@ BAD_WATCHES = {
     ),
     "a reset before the answer": (Answer(0, then="reset"), "disconnected"),
     "a reset after it": (Answer(200, then="reset"), "disconnected"),
+    "an odd pause": (
+        Answer.refusal(429, "TooManyRequests", "later", **{"Retry-After": "soon"}),
+        "rate_limited",
+    ),
+    "an unreadable error event": (Answer(200, b'{"type":"ERROR","object":7}\n'), "refused"),
     "an error event": (Answer.error_event(500, "InternalError", "odd"), "server_error"),
 }
 
-LIST_REASONS = {"an error event": "not_json"}
+LIST_REASONS = {"an error event": "not_json", "an unreadable error event": "not_json"}
 """Where a list fails in another way than a watch."""
 
 
@@ -349,6 +354,16 @@ async def test_one_unreadable_pod_costs_only_itself_and_one_line(
     assert len(said) == 2
     assert "demo/bad" in said[0]
     assert "demo/good" in said[1]
+
+
+async def test_an_event_about_nothing_costs_only_itself(tmp_path: Path) -> None:
+    async with serving() as server, following(server, tmp_path) as source:
+        await until(lambda: server.open_watches == 1)
+        await server.write(b'{"type":"ADDED","object":{"metadata":{}}}\n')
+        await server.write(b'{"type":"BOOKMARK","object":{"metadata":7}}\n\n')
+        server.put("pods", pod("a"))
+        await until_names(source, "a")
+        assert source.health.failures == {}
 
 
 async def test_a_list_without_a_version_comes_in_pages(tmp_path: Path) -> None:

@@ -209,10 +209,9 @@ def _claims_by_container(spec: _Spec, status: _PodStatus) -> dict[str, tuple[str
             claim = names.get(reference.name)
             if claim:
                 claims.setdefault(container.name, set()).add(claim)
-    extended = status.extended_claim
-    for mapping in (extended.mappings or ()) if extended is not None else ():
-        if extended is not None:
-            claims.setdefault(mapping.container, set()).add(extended.claim)
+    if status.extended_claim is not None:
+        for mapping in status.extended_claim.mappings or ():
+            claims.setdefault(mapping.container, set()).add(status.extended_claim.claim)
     return {container: tuple(sorted(found)) for container, found in claims.items()}
 
 
