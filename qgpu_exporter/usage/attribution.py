@@ -200,16 +200,16 @@ class _CardUse:
             core_seconds=self._core_seconds(key, core),
             allocated=not self._allocations_known or key in self._holders,
         )
-        values = (row.core_percent, row.memory_bytes, row.processes, row.core_seconds)
+        values = (row.core_percent, row.memory_bytes, row.processes)
         return row if any(value is not None for value in values) else None
 
     def _core_seconds(self, key: Key, core: float | None) -> float | None:
         uid = self._uids.get(key)
-        if uid is None:
+        if uid is None or core is None:
+            # A counter that stands still would say that nothing was used.
             return None
         # Born at 0 with the container's first row, so that increase() sees its first use.
-        born = 0.0 if core is not None else None
-        return self._totals.container_core_seconds.get((self._gpu, *key, uid), born)
+        return self._totals.container_core_seconds.get((self._gpu, *key, uid), 0.0)
 
     def _slice_core(self, key: Key) -> float | None:
         ratios = [use.core_ratio if use else None for use in self._slices.get(key, ())]

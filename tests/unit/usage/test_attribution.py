@@ -434,5 +434,9 @@ def test_core_seconds_are_those_of_this_pod() -> None:
             (0, "demo", "a", "c", uid(9)): 99.0,
         }
     )
-    result = use_of([card(0, [])], {}, pods(pod("a", 1)), [held("a")], totals)
+    listed, holds = pods(pod("a", 1)), [held("a")]
+    result = use_of([card(0, [])], {}, listed, holds, totals)
     assert row(result, "a").core_seconds == 12.5
+    # A counter that stands still would say that nothing was used.
+    unknown = use_of([card(0, [], window=False)], {}, listed, holds, totals)
+    assert row(unknown, "a").core_seconds is None
