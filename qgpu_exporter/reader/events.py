@@ -12,6 +12,7 @@ from typing import Any
 import pynvml
 
 from qgpu_exporter.model import Xid
+from qgpu_exporter.reader import plausible
 from qgpu_exporter.reader.calls import Calls
 from qgpu_exporter.reader.readings import Handle
 
@@ -21,7 +22,6 @@ _WAIT_MILLISECONDS = 500
 _PAUSE_SECONDS = 1.0
 _MOST_KEPT = 10_000
 """A broken card can raise events without end; only the newest are kept until they are taken."""
-_WHOLE_CARD = 0xFFFF_FFFF
 
 
 class XidEvents:
@@ -132,8 +132,8 @@ class XidEvents:
                 xid=int(event.eventData),
                 uuid=uuid,
                 pci_bus_id=pci_bus_id,
-                gpu_instance=_instance(event.gpuInstanceId),
-                compute_instance=_instance(event.computeInstanceId),
+                gpu_instance=plausible.instance(event.gpuInstanceId),
+                compute_instance=plausible.instance(event.computeInstanceId),
             )
         )
 
@@ -145,7 +145,3 @@ def _register(handle: Handle, types: int, events: Any) -> bool:
 
 def _address(handle: Handle) -> int:
     return ctypes.cast(handle, ctypes.c_void_p).value or 0
-
-
-def _instance(number: int) -> int | None:
-    return None if number == _WHOLE_CARD else number

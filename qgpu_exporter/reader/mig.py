@@ -20,7 +20,6 @@ from qgpu_exporter.reader.readings import Handle
 
 _PROFILE = re.compile(r"MIG\s+(\S+)\s*$")
 _MOST_DEVICES = 64
-_LARGEST_INSTANCE = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +88,9 @@ class MigReader:
 
     def _device(self, card: Handle, device: Handle) -> MigDevice | None:
         uuid = plausible.text(self._call(pynvml.nvmlDeviceGetUUID, device))
-        gpu_instance = plausible.at_most(
-            _LARGEST_INSTANCE, self._call(pynvml.nvmlDeviceGetGpuInstanceId, device)
-        )
-        compute_instance = plausible.at_most(
-            _LARGEST_INSTANCE, self._call(pynvml.nvmlDeviceGetComputeInstanceId, device)
+        gpu_instance = plausible.instance(self._call(pynvml.nvmlDeviceGetGpuInstanceId, device))
+        compute_instance = plausible.instance(
+            self._call(pynvml.nvmlDeviceGetComputeInstanceId, device)
         )
         if uuid is None or gpu_instance is None or compute_instance is None:
             return None

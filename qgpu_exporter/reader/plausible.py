@@ -23,6 +23,7 @@ _MOST_WATTS = 20_000.0
 _MOST_MEGAHERTZ = 20_000
 _MOST_MEMORY_BYTES = 1 << 50
 _MOST_LINKS_BYTES_PER_SECOND = 1e14
+_LARGEST_INSTANCE = 1024
 _NO_TEXT = frozenset({"", "N/A", "[N/A]", "<<<NULL>>>", "0", "Unknown Error"})
 
 
@@ -106,3 +107,8 @@ def text(value: object) -> str | None:
 def process_bytes(value: int) -> int | None:
     """Memory of one process; NVML says 2^64-1 where it does not know."""
     return value if 0 <= value <= _MOST_MEMORY_BYTES else None
+
+
+def instance(number: int | None) -> int | None:
+    """A GPU or compute instance; NVML says 2^32-1 for the whole card."""
+    return number if number is not None and 0 <= number <= _LARGEST_INSTANCE else None

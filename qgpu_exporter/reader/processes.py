@@ -25,7 +25,6 @@ _ENTRY = struct.Struct("=I4xQII")
 _OLD_ENTRY = struct.Struct("=I4xQ")
 _VERSIONS = (("_v3", _ENTRY), ("_v2", _ENTRY), ("", _OLD_ENTRY))
 _REFUSED_LISTS = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION})
-_NO_INSTANCE = 0xFFFF_FFFF
 _LARGEST_PID = 1 << 22
 """The kernel's bound; 0 is an entry that was never filled."""
 _FIRST_ROOM = 64
@@ -148,10 +147,8 @@ def _entries(
         if not 0 < pid <= _LARGEST_PID:
             continue
         memory = plausible.process_bytes(fields[1])
-        instances = fields[2:] or (_NO_INSTANCE, _NO_INSTANCE)
-        gpu_instance, compute_instance = (
-            None if part == _NO_INSTANCE else part for part in instances
-        )
+        instances = fields[2:] or (None, None)
+        gpu_instance, compute_instance = (plausible.instance(part) for part in instances)
         yield pid, memory, gpu_instance, compute_instance
 
 

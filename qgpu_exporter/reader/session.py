@@ -31,8 +31,10 @@ _MOST_CARDS = 256
 _RETRY_ROUNDS = 12
 """While every card answers UNKNOWN: rounds between two new initialisations."""
 _LOST_ROUNDS = 60
-"""Rounds for which a card must be lost before the library is initialised again for it: a card that
-was reset or plugged in again is only seen then, but all others pause for it."""
+_MOST_LOST_ROUNDS = 720
+"""Rounds for which a card must be lost before the library is initialised again for it, the first
+time and at most: a card that was reset or plugged in again is only seen then, but all others pause
+for it."""
 
 _INIT_ERRORS = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
@@ -130,6 +132,7 @@ class NvmlSession:
         self._count: int | None = None
         self._unknown_rounds = 0
         self._lost_rounds = 0
+        self._lost_patience = _LOST_ROUNDS
         self._broken: set[int] = set()
 
     def read(self, request: ReadingRequest) -> Reading:
@@ -272,10 +275,14 @@ class NvmlSession:
         else:
             lost = reasons & {"lost", "reset_required", "missing"}
             self._lost_rounds = self._lost_rounds + 1 if lost else 0
-            due = self._lost_rounds >= _LOST_ROUNDS
+            if not lost:
+                self._lost_patience = _LOST_ROUNDS
+            due = self._lost_rounds >= self._lost_patience
         if not due or self._library.busy or any(worker.busy for _, worker in self._cards):
             return False
-        self._lost_rounds = 0
+        if self._lost_rounds:
+            self._lost_rounds = 0
+            self._lost_patience = min(2 * self._lost_patience, _MOST_LOST_ROUNDS)
         self._shut_down_first = True
         self._initialised = False
         return True

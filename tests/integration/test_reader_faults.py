@@ -283,6 +283,29 @@ def test_a_card_that_was_taken_out_is_no_longer_asked(tmp_path: Path) -> None:
         assert up(child.ask()) == [0, 1]
 
 
+def test_a_lost_card_that_came_back_is_found_with_a_new_start_in_the_end(tmp_path: Path) -> None:
+    stub = t4s(tmp_path, 2)
+    with ReaderChild(environment=stub.environment()) as child:
+        child.ask()
+        stub.set({"1.stale": 1})
+        for _ in range(59):
+            assert down(child.ask()) == {1: "lost"}
+        assert stub.calls().count("nvmlInitWithFlags") == 1
+        assert up(child.ask()) == [0, 1]
+        assert stub.calls().count("nvmlInitWithFlags") == 2
+
+
+def test_a_card_that_stays_lost_costs_ever_fewer_new_starts(tmp_path: Path) -> None:
+    stub = t4s(tmp_path, 2)
+    stub.set({"1.error.*": 15})
+    with ReaderChild(environment=stub.environment()) as child:
+        starts = []
+        for _ in range(185):
+            assert up(child.ask()) == [0]
+            starts.append(stub.calls().count("nvmlInitWithFlags"))
+    assert [starts.index(count) for count in (1, 2, 3)] == [0, 59, 179]
+
+
 def test_a_crash_of_the_library_ends_the_process(tmp_path: Path) -> None:
     stub = t4s(tmp_path, 1)
     with ReaderChild(environment=stub.environment()) as child:

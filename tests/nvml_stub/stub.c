@@ -11,6 +11,8 @@
  *   <scope>.hang.<function>=5     <scope>.hang.*=5        it returns only after so many seconds,
  *                                                         or once the line has left the file
  *   <scope>.crash.<function>=1                            it ends the process with SIGSEGV
+ *   <scope>.stale=N               every call says that the card is lost, until the library was
+ *                                 initialised more than N times
  *   print=1                                               every call prints on standard output
  *   forget=N                                              a new N: the library is not initialised
  *   leak=N                        bytes that nvmlDeviceGetPersistenceMode loses at each call
@@ -33,7 +35,7 @@ typedef unsigned long long ull;
 
 enum {
     SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6,
-    INSUFFICIENT_SIZE = 7, TIMEOUT = 10, NO_DATA = 21, VERSION_MISMATCH = 25,
+    INSUFFICIENT_SIZE = 7, TIMEOUT = 10, GPU_IS_LOST = 15, NO_DATA = 21, VERSION_MISMATCH = 25,
 };
 
 #define MAX_CARDS 64
@@ -51,7 +53,7 @@ typedef struct Entry { struct Entry *next; char *key, *value; } Entry;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Entry *table[BUCKETS];
 static struct stat loaded;
-static int initialised;
+static int initialised, starts;
 static long forgotten;
 
 static unsigned hash(const char *text) {
@@ -187,6 +189,10 @@ static int faults(const char *call, const Device *device) {
         if (seconds() - began >= span) break;
         usleep(20000);
     }
+    char *stale = get("%sstale", scope);
+    int lost = stale && starts <= atoi(stale);
+    free(stale);
+    if (lost) return GPU_IS_LOST;
     char *error = fault(scope, "error", call);
     int code = error ? atoi(error) : SUCCESS;
     free(error);
@@ -318,6 +324,7 @@ int nvmlInitWithFlags(unsigned flags) {
     pthread_mutex_lock(&lock);
     load();
     initialised = 1;
+    starts++;
     for (int i = 0; i < MAX_CARDS; i++) {
         cards[i] = (Device){i, -1};
         for (int j = 0; j < MAX_MIG; j++) slices[i][j] = (Device){i, j};
