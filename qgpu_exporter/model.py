@@ -340,7 +340,8 @@ class Xid:
 @dataclass(frozen=True, slots=True)
 class ReaderError:
     """Why a whole round gave nothing: `reason` is ``library_not_found``, ``driver_not_loaded``,
-    ``mismatch``, ``no_permission``, ``unknown_error`` (on all cards), ``error``."""
+    ``mismatch``, ``no_permission``, ``unknown_error`` (on all cards), ``timeout`` (the driver has
+    not answered the first call), ``error``."""
 
     reason: str
     detail: str
