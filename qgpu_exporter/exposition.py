@@ -117,7 +117,8 @@ class Dropped:
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
-        """By reason: ``failed`` (a row function raised), ``not_a_number``, ``duplicate``."""
+        """By reason: ``failed`` (a row function raised), ``not_a_number``,
+        ``negative_counter``, ``duplicate``."""
         self._logged: set[tuple[str, str]] = set()
 
     def note(self, reason: str, name: str, detail: object) -> None:
@@ -204,6 +205,9 @@ class _Rows(Generic[S]):
                 continue
             if not math.isfinite(number):
                 self._dropped.note("not_a_number", family.name, number)
+                continue
+            if number < 0 and family.type == "counter":
+                self._dropped.note("negative_counter", family.name, number)
                 continue
             lines.append(f"{name}{labels} {_go(number)}\n")
         return lines

@@ -336,7 +336,7 @@ _DEVICE_FIELDS: tuple[Field, ...] = (
             f"NVML_FI_DEV_PERF_POLICY_{field}",
         )
         for name, why, reason, field in (
-            ("POWER", "power constraints", "power", "POWER"),
+            ("POWER", "power constraints", "sw_power_cap", "POWER"),
             ("THERMAL", "thermal constraints", "thermal", "THERMAL"),
             ("SYNC_BOOST", "sync-boost constraints", "sync_boost", "SYNC_BOOST"),
             ("BOARD_LIMIT", "board limit constraints", "board_limit", "BOARD_LIMIT"),
