@@ -413,12 +413,12 @@ class Settings:
         "Unit of aliyun.com/gpu-mem; auto = inferred from the node's capacity.",
         "auto|GiB|MiB",
     )
-    allocation_hami_memory_factor: int = option(
-        "allocation.hami-memory-factor",
+    allocation_volcano_memory_factor: int = option(
+        "allocation.volcano-memory-factor",
         KUBERNETES,
         positive_int,
         "1",
-        "HAMi's memoryFactor: MiB per unit of nvidia.com/gpumem.",
+        "MiB per unit of volcano.sh/vgpu-memory and gpu-memory (HAMi's annotation is in MiB).",
         "N",
     )
     metrics_dialects: tuple[str, ...] = option(

@@ -11,10 +11,10 @@ from typing import Protocol
 
 from qgpu_exporter import inventory, totals
 from qgpu_exporter.allocation import MemoryUnit
+from qgpu_exporter.allocation.lifecycle import is_alive
 from qgpu_exporter.model import (
     CgroupNames,
     Node,
-    Pod,
     Problem,
     Reading,
     Snapshot,
@@ -117,7 +117,7 @@ class PollerSettings:
     exit_after_seconds: float | None = None
     release_labels: tuple[str, ...] = ()
     gpushare_memory_unit: MemoryUnit = "auto"
-    hami_memory_factor: int = 1
+    volcano_memory_factor: int = 1
     xid_classes: Mapping[int, str] = field(default_factory=dict)
     xid_codes: frozenset[int] = frozenset()
     pod_labels_exported: bool = False
@@ -263,15 +263,19 @@ class Poller:
     async def _read(self) -> None:
         devices = self.sources.devices
         reading = await devices.read(totals.seen(self._totals))
+        if self.sources.processes is not None:
+            # Without a reading too, so that this source says whether it could work.
+            pids = _pids(reading) if reading is not None else ()
+            self._names = await self.sources.processes.ask(pids)
         if reading is not None:
-            await self._take(reading)
+            self._take(reading)
         limit, unusable = self._settings.exit_after_seconds, devices.unusable_since_seconds
         if limit is not None and unusable is not None and self._clock() - unusable > limit:
             raise DriverUnusable(devices.health.detail)
         self.changed()
 
-    async def _take(self, reading: Reading) -> None:
-        """Fold a reading into what is kept, and find out whose its processes are."""
+    def _take(self, reading: Reading) -> None:
+        """Fold a reading into what is kept."""
         self._reading, self._read_at = reading, self._clock()
         self._inventory = inventory.fold(self._inventory, reading)
         for change in self._inventory.changes:
@@ -287,10 +291,7 @@ class Poller:
             xid_codes=self._settings.xid_codes,
             known=inventory.uuids(self._inventory),
         )
-        sources = self.sources
-        if sources.processes is not None:
-            self._names = await sources.processes.ask(_pids(reading))
-        pods = sources.pods.latest if sources.pods else None
+        pods = self.sources.pods.latest if self.sources.pods else None
         self._totals = fold_core_seconds(self._totals, reading, self._names, pods, self._snapshot)
 
     # ------------------------------------------------------------------ joining
@@ -318,7 +319,9 @@ class Poller:
         self._joined_at = self._clock()
         self._all_answered = self._all_answered or answered
         result = self._snapshot.allocation
-        self._tell_problems(result.problems if result else ())
+        if self._all_answered:
+            # Before, a source may just not have spoken yet.
+            self._tell_problems(result.problems if result else ())
 
     def _inputs(self) -> JoinInputs:
         sources, settings = self.sources, self._settings
@@ -342,7 +345,7 @@ class Poller:
             gpu_objects=sources.gpu_objects.latest if sources.gpu_objects else None,
             stack=sources.stack.latest if sources.stack else (),
             gpushare_memory_unit=settings.gpushare_memory_unit,
-            hami_memory_factor=settings.hami_memory_factor,
+            volcano_memory_factor=settings.volcano_memory_factor,
             xid_classes=settings.xid_classes,
             pod_labels_exported=settings.pod_labels_exported,
         )
@@ -400,7 +403,7 @@ class Poller:
         pods, kubelet = self.sources.pods, self.sources.podresources
         if pods is None or pods.latest is None or kubelet is None or kubelet.latest is None:
             return None
-        alive = {(pod.namespace, pod.name) for pod in pods.latest.pods if _is_alive(pod)}
+        alive = {(pod.namespace, pod.name) for pod in pods.latest.pods if is_alive(pod)}
         return any((one.namespace, one.pod) in alive for one in kubelet.latest.containers)
 
     def _pods_wait(self, kubelet: PodResources) -> bool:
@@ -412,7 +415,7 @@ class Poller:
         return any(
             (pod.namespace, pod.name) not in listed
             for pod in self.sources.pods.latest.pods
-            if _is_alive(pod) and any(one.resources or one.claims for one in pod.containers)
+            if is_alive(pod) and any(one.resources or one.claims for one in pod.containers)
         )
 
     # ------------------------------------------------------------------ other sources
@@ -461,7 +464,3 @@ def _pids(reading: Reading) -> frozenset[int]:
         if card.process_window is not None:
             found.update(sample.pid for sample in card.process_window.samples)
     return frozenset(found)
-
-
-def _is_alive(pod: Pod) -> bool:
-    return pod.phase not in ("Succeeded", "Failed")

@@ -47,7 +47,7 @@ class JoinInputs:
     gpu_objects: tuple[GpuObject, ...] | None = None
     stack: tuple[StackFact, ...] = ()
     gpushare_memory_unit: MemoryUnit = "auto"
-    hami_memory_factor: int = 1
+    volcano_memory_factor: int = 1
     xid_classes: Mapping[int, str] = field(default_factory=dict)
     pod_labels_exported: bool = False
 
@@ -102,5 +102,5 @@ def _allocation_inputs(inputs: JoinInputs, cards: tuple[Card, ...]) -> Allocatio
         slices=inputs.slices,
         gpu_objects=inputs.gpu_objects,
         gpushare_memory_unit=inputs.gpushare_memory_unit,
-        hami_memory_factor=inputs.hami_memory_factor,
+        volcano_memory_factor=inputs.volcano_memory_factor,
     )

@@ -247,7 +247,7 @@ def _surroundings(inputs: AllocationInputs, views: Iterable[PodView]) -> Surroun
         slices=slices,
         claim_use=ClaimUse.of(_claim_uses(views)),
         gpushare_memory_unit=inputs.gpushare_memory_unit,
-        hami_memory_factor=inputs.hami_memory_factor,
+        volcano_memory_factor=inputs.volcano_memory_factor,
     )
 
 

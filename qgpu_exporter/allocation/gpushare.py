@@ -39,7 +39,7 @@ def find_volcano(view: PodView, node: Surroundings) -> Iterable[Finding]:
             detail = f"cards {text[:80]} are the pod's; whose each one is, is not written"
             yield view.problem("ambiguous_card", container.name, detail)
             continue
-        memory_bytes = memory * MIB * node.hami_memory_factor or None
+        memory_bytes = memory * MIB * node.volcano_memory_factor or None
         for found in card_numbers(view, container.name, text, node.cards.by_index):
             if not isinstance(found, Device):
                 yield found

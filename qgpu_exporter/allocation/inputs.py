@@ -33,5 +33,5 @@ class AllocationInputs:
     gpu_objects: tuple[GpuObject, ...] | None = None
     gpushare_memory_unit: MemoryUnit = "auto"
     """Unit of ``aliyun.com/gpu-mem``."""
-    hami_memory_factor: int = 1
-    """MiB in one unit of HAMi's and Volcano's memory resources."""
+    volcano_memory_factor: int = 1
+    """MiB in one unit of Volcano's memory resources."""

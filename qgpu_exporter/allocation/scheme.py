@@ -97,7 +97,7 @@ class Surroundings:
     """By (driver, pool, device)."""
     claim_use: ClaimUse = field(default_factory=ClaimUse)
     gpushare_memory_unit: MemoryUnit = "auto"
-    hami_memory_factor: int = 1
+    volcano_memory_factor: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,7 +190,7 @@ class _Given:
     def _holds(self) -> Iterator[Finding]:
         resources = self.container.resources
         resource = next((n for n in self.dialect.count if n in resources), self.dialect.count[0])
-        unit = MIB * (self.node.hami_memory_factor if self.dialect.counts_units else 1)
+        unit = MIB * (self.node.volcano_memory_factor if self.dialect.counts_units else 1)
         for device, share in self.shares.values():
             if device.slice is not None:
                 yield Hold(

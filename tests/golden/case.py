@@ -182,7 +182,7 @@ class Case(Moment):
     families: tuple[str, ...] = (".*",)
     """Which families the page shows: regular expressions for their whole names."""
     gpushare_memory_unit: Literal["auto", "GiB", "MiB"] = "auto"
-    hami_memory_factor: int = 1
+    volcano_memory_factor: int = 1
     steps: tuple[Moment, ...] = ()
 
 
@@ -217,7 +217,7 @@ class World:
             pods_expected=on("pods"),
             node_expected=on("node_object"),
             gpushare_memory_unit=self.case.gpushare_memory_unit,
-            hami_memory_factor=self.case.hami_memory_factor,
+            volcano_memory_factor=self.case.volcano_memory_factor,
         )
 
     def play(self, moment: Moment) -> Snapshot:

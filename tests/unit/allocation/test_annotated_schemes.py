@@ -272,7 +272,7 @@ def test_volcano_vgpu_counts_memory_by_its_factor_and_ends_without_semicolon() -
     one = pod("p", *containers, annotations={"volcano.sh/vgpu-ids-new": text})
     ids = {"volcano.sh/vgpu-number": [f"{card_uuid(1)}-0"]}
     inputs = world([card(0), card(1)], [one], kubelet(row("p", ids, name="x")))
-    assert shares_of(replace(inputs, hami_memory_factor=10)) == [
+    assert shares_of(replace(inputs, volcano_memory_factor=10)) == [
         ("p", "x", 0, None, 25.0, 1000 * MIB),
         ("p", "z", 1, None, None, 500 * MIB),
     ]
