@@ -28,7 +28,6 @@ from qgpu_exporter.model import (
 )
 from tests.worlds import GIB, NODE, NOW, card_uuid, full_snapshot, identity, reading
 
-
 ALL: tuple[Family[Any, Any], ...] = (*NATIVE, *DCGM, *TKE, *SERVICE)
 
 
