@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from qgpu_exporter.metrics.family import Family, Scope
-from qgpu_exporter.model import Pod, Snapshot, StackFact
+from qgpu_exporter.model import Pod, Snapshot
 
 NodeFamily = Family[Snapshot, Any]
 
@@ -53,14 +53,19 @@ def _pod_labels(pod: Pod) -> Iterator[tuple[str, str]]:
     return label_names(pod.labels)
 
 
-def _stack(snapshot: Snapshot) -> Iterator[tuple[tuple[str, ...], StackFact]]:
-    for fact in snapshot.stack:
-        yield (snapshot.node, fact.subject, fact.value), fact
+def _stack(snapshot: Snapshot) -> Iterator[tuple[tuple[str, ...], str]]:
+    for subject, value in dict.fromkeys((fact.subject, fact.value) for fact in snapshot.stack):
+        yield (snapshot.node, subject, value), value
 
 
-def _stack_subjects(snapshot: Snapshot) -> Iterator[tuple[tuple[str, ...], StackFact]]:
+def _stack_times(snapshot: Snapshot) -> Iterator[tuple[tuple[str, ...], float]]:
+    """The newest time of each subject: a file of one name may stand in two directories."""
+    newest: dict[str, float] = {}
     for fact in snapshot.stack:
-        yield (snapshot.node, fact.subject), fact
+        if (time := fact.timestamp_seconds) is not None:
+            newest[fact.subject] = max(time, newest.get(fact.subject, time))
+    for subject, time in newest.items():
+        yield (snapshot.node, subject), time
 
 
 _POD_LABELS = Scope(
@@ -71,11 +76,15 @@ _POD_LABELS = Scope(
     ("label_*",),
 )
 _STACK = Scope("facts of the GPU software", ("node", "subject", "value"), _stack)
-_SUBJECTS = Scope("subjects of the GPU software", ("node", "subject"), _stack_subjects)
+_SUBJECTS = Scope("subjects of the GPU software", ("node", "subject"), _stack_times)
 
 
 def _one(_: object) -> int:
     return 1
+
+
+def _itself(value: float) -> float:
+    return value
 
 
 NODE_FAMILIES: tuple[NodeFamily, ...] = (
@@ -101,7 +110,7 @@ NODE_FAMILIES: tuple[NodeFamily, ...] = (
         "gauge",
         "Unix time at which the file behind the fact was written, in seconds.",
         _SUBJECTS,
-        lambda fact: fact.timestamp_seconds,
+        _itself,
         "file modification time",
     ),
 )

@@ -25,6 +25,7 @@ from qgpu_exporter.model import (
     Memory,
     Node,
     Snapshot,
+    StackFact,
 )
 from tests.worlds import GIB, NODE, NOW, card_uuid, full_snapshot, identity, reading
 
@@ -161,6 +162,20 @@ def test_an_unreadable_amount_costs_only_itself() -> None:
     node = Node(NODE, allocatable={"nvidia.com/gpu": "4", "elasticgpu.io/gpu-core": "many"})
     assert lines(Snapshot(NODE, NOW, node_object=node)) == [
         'node_gpu_resource_allocatable{node="node-1",resource="nvidia.com/gpu"} 4.0'
+    ]
+
+
+def test_a_file_that_stands_in_two_directories_has_one_time() -> None:
+    stack = (
+        StackFact("cdi/nvidia.yaml", "570.1", 20.0),
+        StackFact("cdi/nvidia.yaml", "550.1", 10.0),
+        StackFact("driver_root", "/run/nvidia/driver"),
+    )
+    assert lines(Snapshot(NODE, NOW, stack=stack)) == [
+        'node_gpu_stack_info{node="node-1",subject="cdi/nvidia.yaml",value="570.1"} 1.0',
+        'node_gpu_stack_info{node="node-1",subject="cdi/nvidia.yaml",value="550.1"} 1.0',
+        'node_gpu_stack_info{node="node-1",subject="driver_root",value="/run/nvidia/driver"} 1.0',
+        'node_gpu_stack_timestamp_seconds{node="node-1",subject="cdi/nvidia.yaml"} 20.0',
     ]
 
 
