@@ -36,6 +36,12 @@ function gib(bytes) {
   return `${number(value, value < 10 && value > 0 ? 1 : 0)} GiB`;
 }
 
+/** What is used of what was asked for, the unit once: "10 of 12 GiB". */
+function ofAsked(used, asked, show, unit) {
+  if (asked == null) return used == null ? "" : `${show(used)} used`;
+  return used == null ? `${show(asked)} req.` : `${show(used).replace(unit, "")} of ${show(asked)}`;
+}
+
 function ago(seconds) {
   if (seconds == null) return "never";
   if (seconds < 1.5) return "now";
@@ -196,7 +202,6 @@ function updateCard(node, { card, holders }) {
   text(parts.index, String(card.gpu));
   text(parts.model, card.model ?? "unknown model");
   node.classList.toggle("down", !card.up);
-  attribute(node, "title", null);
   updateChips(parts.chips, chipsOf(card));
   text(parts.facts, factsOf(card));
   updateMeters(parts, card, holders);
@@ -256,9 +261,15 @@ function chipsOf(card) {
   if (readings.mig_pending != null && readings.mig_pending !== readings.mig_enabled) {
     chips.push(["mig", `MIG ${readings.mig_pending ? "on" : "off"} after a reset`, "warn", ""]);
   }
+  if (isOver(card.allocated?.core_percent, 100)) chips.push(["core", "core over-committed", "warn", ""]);
+  if (isOver(card.allocated?.memory_bytes, card.memory_total_bytes)) {
+    chips.push(["memory", "memory over-committed", "warn", ""]);
+  }
   for (const one of card.xids) chips.push(xidChip(one));
   return chips;
 }
+
+const isOver = (asked, whole) => asked != null && whole != null && asked > whole * 1.001;
 
 const XID_BAD = /reset|reboot|support|replace|drain/;
 
@@ -337,7 +348,7 @@ function updateMeter(meter, label, parts, { whole, other, used, asked, show }) {
   keyed(meter.bar, segments, (one) => one.key, newSegment, (node, one) => {
     updateSegment(node, one, scale, show);
   });
-  const over = whole != null && laid > whole * 1.001;
+  const over = isOver(laid, whole);
   meter.bar.classList.toggle("over", over);
   style(meter.bar, "--whole", over ? `${(100 * whole) / scale}%` : "100%");
   text(meter.value, `${show(used)} used · ${show(asked)} req.`);
@@ -476,8 +487,8 @@ function updateHolder(node, holder) {
   text(parts.namespace, `${holder.namespace}/`);
   text(parts.pod, holder.pod);
   text(parts.container, ` ${holder.container}`);
-  text(parts.core, `${percent(holder.coreUsed)} / ${percent(holder.core)}`);
-  text(parts.memory, `${gib(holder.memoryUsed)} / ${gib(holder.memory)}`);
+  text(parts.core, ofAsked(holder.coreUsed, holder.core, percent, " %"));
+  text(parts.memory, ofAsked(holder.memoryUsed, holder.memory, gib, " GiB"));
   let note = "";
   if (!holder.allocated) note = " without allocation";
   else if (holder.memory > 0 && holder.memoryUsed > holder.memory) note = " over its memory";
@@ -519,6 +530,7 @@ function fact(list, name, value) {
 function renderDetails(node) {
   const panel = byId("details");
   panel.hidden = state.pod == null;
+  document.body.classList.toggle("aside", state.pod != null);
   if (state.pod == null) return;
   text(byId("details-title"), state.pod);
   const allocations = (node.allocations ?? []).filter((row) => podKey(row) === state.pod);
@@ -617,7 +629,7 @@ function renderSources(sources) {
       const name = make("span", "source-name");
       const age = make("span", "source-age");
       const detail = make("span", "source-detail");
-      const made = make("li", "source", make("span", "dot"), name, age, detail);
+      const made = make("li", "source", make("span", "dot"), name, " ", age, " ", detail);
       made.parts = { name, age, detail };
       return made;
     },
@@ -683,12 +695,19 @@ function renderState() {
   const old = state.failedSince != null || state.latest?.snapshot_stale === true;
   byId("main").classList.toggle("old", old);
   const place = byId("state");
-  const severity = state.failedSince != null ? "bad" : line ? "warn" : "good";
-  attribute(place, "data-severity", severity);
-  let label = "connecting";
-  if (state.failedSince != null) label = "unreachable";
-  else if (state.latest != null) label = line ? "attention" : `live, read ${ago(state.latest.snapshot_age_seconds)}`;
-  text(place, label);
+  const down = (state.latest?.sources ?? []).filter((one) => one.up === false && !one.released);
+  const severity = state.failedSince != null ? "bad" : line || down.length > 0 ? "warn" : "good";
+  attribute(place, "data-severity", state.latest == null && !line ? null : severity);
+  text(place, stateLabel(line, down));
+}
+
+function stateLabel(line, down) {
+  if (state.failedSince != null) return "unreachable";
+  if (state.latest == null) return "connecting";
+  if (state.latest.snapshot_stale) return "stale";
+  if (line) return "see below";
+  const failing = down.length > 0 ? `, down: ${down.map((one) => one.source).join(", ")}` : "";
+  return `live, joined ${ago(state.latest.snapshot_age_seconds)}${failing}`;
 }
 
 // ------------------------------------------------------------------ all of it
