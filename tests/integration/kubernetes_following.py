@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -14,6 +15,9 @@ from qgpu_exporter.model import PodList
 from qgpu_exporter.sources.kubernetes.client import Connection
 from qgpu_exporter.sources.kubernetes.pods import Pods
 from qgpu_exporter.sources.kubernetes.watch import Timing
+
+# A thousand modules, which a busy machine loads for longer than any guard below waits.
+importlib.import_module("kubernetes_asyncio.client")
 
 NODE = "gpu-node-a"
 HANG_SECONDS = 10.0
