@@ -19,7 +19,7 @@ from qgpu_exporter.reader.processes import ProcessLister, ProcessSampler
 from qgpu_exporter.reader.readings import Handle
 from qgpu_exporter.reader.samples import SampleReader
 
-_UUID = re.compile(r"GPU-[0-9A-Za-z-]{1,80}")
+_UUID = re.compile(r"[0-9A-Za-z-]{8,96}")
 _MOST_LINKS = 64
 
 _REFUSED = {

@@ -20,6 +20,7 @@ _log = logging.getLogger("qgpu_exporter.reader")
 
 _WAIT_MILLISECONDS = 500
 _PAUSE_SECONDS = 1.0
+_LARGEST_XID = 0xFFFF
 _MOST_KEPT = 10_000
 """A broken card can raise events without end; only the newest are kept until they are taken."""
 
@@ -36,7 +37,8 @@ class XidEvents:
         self._events: deque[Xid] = deque(maxlen=_MOST_KEPT)
         self._cards: dict[int, tuple[str, str | None]] = {}
         self._set: Any = None
-        self._use = threading.Lock()
+        self._lock = threading.Lock()
+        self._registering = 0
         self._registered = threading.Event()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -45,6 +47,11 @@ class XidEvents:
 
     def start(self) -> None:
         """Begin to wait, once the library is initialised."""
+        try:
+            # Here already, so that the first round finds it.
+            self._set = pynvml.nvmlEventSetCreate()
+        except pynvml.NVMLError as error:
+            _log.debug("no event set yet: %s", error)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(self._stop,), daemon=True)
         self._thread.start()
@@ -56,9 +63,10 @@ class XidEvents:
         self._stop.set()
         self._thread.join(2 * _WAIT_MILLISECONDS / 1000)
         self._thread = None
-        # The set goes with the library.
-        self._set = None
-        self._renew()
+        with self._lock:
+            # The set goes with the library.
+            self._set = None
+            self._renew()
 
     def take(self) -> tuple[Xid, ...]:
         """The events since they were last taken, oldest first."""
@@ -69,11 +77,13 @@ class XidEvents:
 
     def register(self, calls: Calls, handle: Handle, uuid: str, pci_bus_id: str | None) -> int:
         """Register a card with the present set, and say of which generation that is."""
-        with self._use:
+        with self._lock:
             generation, events = self.generation, self._set
             if events is None:
                 return -1
             self._cards[_address(handle)] = (uuid, pci_bus_id)
+            self._registering += 1
+        try:
             answer = calls.ask(
                 "nvmlDeviceRegisterEvents",
                 _register,
@@ -81,6 +91,9 @@ class XidEvents:
                 pynvml.nvmlEventTypeXidCriticalError,
                 events,
             )
+        finally:
+            with self._lock:
+                self._registering -= 1
         if answer is not None:
             self._registered.set()
         return generation
@@ -106,18 +119,16 @@ class XidEvents:
         if code not in self._logged:
             self._logged.add(code)
             _log.warning("waiting for XID events failed, registering anew: %s", text)
-        # A card that is being registered still uses the set: it is then lost, not freed.
-        if self._use.acquire(blocking=False):
+        with self._lock:
             failed, self._set = self._set, None
-            self._use.release()
+            # A card that is just being registered still uses the set: it is then lost, not freed.
+            free = self._registering == 0
+            self._renew()
+        if failed is not None and free:
             try:
-                if failed is not None:
-                    pynvml.nvmlEventSetFree(failed)
+                pynvml.nvmlEventSetFree(failed)
             except pynvml.NVMLError as error:
                 _log.debug("an event set was not freed: %s", error)
-        else:
-            self._set = None
-        self._renew()
 
     def _renew(self) -> None:
         self._registered.clear()
@@ -125,11 +136,14 @@ class XidEvents:
         self.generation += 1
 
     def _keep(self, event: Any) -> None:
+        xid = plausible.at_most(_LARGEST_XID, event.eventData)
+        if xid is None:
+            return
         uuid, pci_bus_id = self._cards.get(_address(event.device), (None, None))
         self._events.append(
             Xid(
                 timestamp_seconds=self._clock(),
-                xid=int(event.eventData),
+                xid=xid,
                 uuid=uuid,
                 pci_bus_id=pci_bus_id,
                 gpu_instance=plausible.instance(event.gpuInstanceId),

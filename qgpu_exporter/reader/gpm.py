@@ -16,7 +16,7 @@ import pynvml
 
 from qgpu_exporter.model import Profiling
 from qgpu_exporter.reader import plausible
-from qgpu_exporter.reader.calls import Calls, Refusal
+from qgpu_exporter.reader.calls import Calls, CardDown, Refusal
 from qgpu_exporter.reader.readings import Handle
 
 _log = logging.getLogger("qgpu_exporter.reader")
@@ -207,6 +207,8 @@ class GpmReader:
                 self._call(pynvml.nvmlGpmSampleFree, buffer)
             except Refusal as refusal:
                 self._calls.log_once("nvmlGpmSampleFree", refusal)
+            except CardDown as down:
+                _log.debug("a profiling buffer was not freed: %s", down)
 
     def _call(self, function: Callable[..., Any], *arguments: object) -> Any:
         return self._calls.call(function.__name__, function, *arguments)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from qgpu_exporter import totals
 from qgpu_exporter.model import (
     CardReading,
     Process,
@@ -15,6 +16,7 @@ from qgpu_exporter.model import (
     Sample,
     SampleBuffer,
     SeenSamples,
+    Totals,
     Xid,
 )
 from tests.nvml_stub import Stub, card, presets
@@ -208,12 +210,23 @@ def test_only_new_samples_come_in_order_and_plausible(tmp_path: Path) -> None:
 def test_a_second_on_and_a_second_off_is_half(tmp_path: Path) -> None:
     stub = Stub(tmp_path, [presets.t4()])
     stub.set({"0.nvmlDeviceGetSamples.1": "wave:2000000:1000000:166667"})
+    running = Totals()
+    stamps: set[int] = set()
     with ReaderChild(environment=stub.environment()) as child:
-        (buffer, *_) = child.ask().cards[0].samples
-    span = buffer.samples[-1].timestamp_us - buffer.samples[0].timestamp_us
-    assert span == 120 * 166_667
-    mean = sum(sample.ratio for sample in buffer.samples[1:]) / 120
-    assert mean == pytest.approx(0.5, abs=0.03)
+        for _ in range(3):
+            reading = child.ask(*totals.seen(running))
+            (buffer, *_) = reading.cards[0].samples
+            fresh = {sample.timestamp_us for sample in buffer.samples}
+            assert not fresh & stamps
+            stamps |= fresh
+            running = totals.fold(running, reading)
+            time.sleep(0.2)
+    busy = running.cards[presets.uuid(0)].busy["gpu"]
+    # Entries without a gap, each once.
+    assert len(stamps) > 120
+    assert max(stamps) - min(stamps) == (len(stamps) - 1) * 166_667
+    assert busy.covered_seconds == pytest.approx((max(stamps) - min(stamps)) / 1e6, abs=0.2)
+    assert busy.busy_seconds / busy.covered_seconds == pytest.approx(0.5, abs=0.03)
 
 
 # ------------------------------------------------------------------ XIDs
