@@ -383,6 +383,37 @@ async def test_a_list_without_a_version_comes_in_pages(tmp_path: Path) -> None:
         assert all("resourceVersion" not in page for page in pages)
 
 
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (Answer.refusal(410, "Expired", "too old").body, "expired"),
+        (Answer.refusal(500, "InternalError", "odd").body, "server_error"),
+        (b'{"kind":"Pod","metadata":{"resourceVersion":"7"}}', "not_json"),
+        (b'{"kind":"PodList","metadata":{},"items":[]}', "not_json"),
+        (b'{"metadata":{"resourceVersion":"7"},"items":[]}', "not_json"),
+    ],
+)
+async def test_a_good_answer_that_is_no_list_wipes_nothing(
+    body: bytes, reason: str, tmp_path: Path
+) -> None:
+    async with serving() as server:
+        server.put("pods", pod("a"))
+        async with following(server, tmp_path) as source:
+            await until(lambda: server.open_watches == 1)
+            shown: set[str] = set()
+            server.fail(Answer(200, body), verb="list", times=3)
+            server.fail(GONE["as an event"], verb="watch")
+            server.reset_watches()
+
+            def failed() -> bool:
+                shown.add(str(names(source.latest)))
+                return source.health.failures.get(reason, 0) >= 3
+
+            await until(failed)
+            await until_up(source)
+            assert shown == {"['a']"}
+
+
 async def test_pages_that_expire_are_begun_anew(tmp_path: Path) -> None:
     async with serving() as server:
         for number in range(300):

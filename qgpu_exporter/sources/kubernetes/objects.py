@@ -58,8 +58,12 @@ class ListMetadata(msgspec.Struct):
 class ObjectList(msgspec.Struct):
     """A page of a list; every item stays raw, so that one bad item costs only itself."""
 
+    kind: str
     metadata: ListMetadata
     items: list[msgspec.Raw] | None = None
+    message: str | None = None
+    """Of a Status that stands in the list's place, as does `code`."""
+    code: int | None = None
 
 
 class Status(msgspec.Struct):

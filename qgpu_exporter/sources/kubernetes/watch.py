@@ -309,10 +309,19 @@ class Reflection(Generic[T]):
 
 
 def _read_page(body: bytes) -> ObjectList:
+    """A page of a list.
+
+    A Status has metadata too, so that it would pass for a list of nothing.
+    """
     try:
-        return decode(body, ObjectList)
+        page = decode(body, ObjectList)
     except UNREADABLE as error:
         raise SourceError("not_json", "the API server answers a list that is none") from error
+    if page.kind == "Status":
+        raise refusal(page.code or 0, page.message or "", None)
+    if not page.kind.endswith("List") or not page.metadata.resource_version:
+        raise SourceError("not_json", "the API server answers a list that is none")
+    return page
 
 
 def _raise_status(event: Event) -> None:
