@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import ipaddress
 import ssl
+from collections.abc import Sequence
 from pathlib import Path
 
 from cryptography import x509
@@ -32,8 +33,13 @@ class Authority:
         """The authority's own certificate."""
         return self._certificate.public_bytes(serialization.Encoding.PEM)
 
-    def issue(self, name: str, *, server: bool = False) -> bytes:
-        """A certificate and its key in one PEM text; a server's is for 127.0.0.1."""
+    def issue(
+        self, name: str, *, server: bool = False, names: Sequence[x509.GeneralName] = ()
+    ) -> bytes:
+        """A certificate and its key in one PEM text; a server's is for 127.0.0.1.
+
+        `names` are a client's alternative names.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         usage = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH
         builder = _builder(_name(name), self._name, key.public_key()).add_extension(
@@ -44,6 +50,8 @@ class Authority:
             builder = builder.add_extension(
                 x509.SubjectAlternativeName([address, x509.DNSName("localhost")]), critical=False
             )
+        elif names:
+            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         certificate = builder.sign(self._key, hashes.SHA256())
         return certificate.public_bytes(serialization.Encoding.PEM) + key.private_bytes(
             serialization.Encoding.PEM,

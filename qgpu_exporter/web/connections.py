@@ -7,19 +7,26 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 256
 """Open at the same time; a Prometheus holds one, a browser up to six."""
-FIRST_REQUEST_SECONDS = 10.0
-"""In which a new connection must have shown a whole request head."""
-NEXT_REQUEST_SECONDS = 75.0
-"""In which a request must be answered and the next one shown; scrapes rarely lie further apart."""
-HANDSHAKE_SECONDS = 10.0
 ACCEPT_PAUSE_SECONDS = 1.0
 BACKLOG = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a client may take, in seconds."""
+
+    first_request: float = 10.0
+    """In which a new connection must have shown a whole request head."""
+    next_request: float = 75.0
+    """In which a request must be answered and the next one shown; scrapes come more often."""
+    handshake: float = 10.0
 
 
 class Security(Protocol):
@@ -70,13 +77,13 @@ class Connection(asyncio.Protocol):
             self.abort()
             return
         self._listener.connections[self.handler] = self
-        self._end_in(FIRST_REQUEST_SECONDS)
+        self._end_in(self._listener.patience.first_request)
         self.handler.connection_made(transport)
 
     def request_began(self) -> None:
         """A request head is complete: the time for it and for the next one begins."""
         self.asked = True
-        self._end_in(NEXT_REQUEST_SECONDS)
+        self._end_in(self._listener.patience.next_request)
 
     def abort(self) -> None:
         """Cut the connection off; what was not sent is lost."""
@@ -124,8 +131,10 @@ class Listener:
         make_handler: Callable[[], asyncio.Protocol],
         security: Security,
         connections: dict[object, Connection],
+        patience: Patience,
     ) -> None:
         self.security = security
+        self.patience = patience
         self.connections = connections
         """By aiohttp's handler, oldest first."""
         self._make_handler = make_handler
@@ -218,7 +227,7 @@ class Listener:
                 lambda: Connection(self._make_handler(), self),
                 client,
                 ssl=context,
-                ssl_handshake_timeout=HANDSHAKE_SECONDS if context else None,
+                ssl_handshake_timeout=self.patience.handshake if context else None,
             )
         except (OSError, TimeoutError) as error:
             client.close()

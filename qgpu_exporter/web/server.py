@@ -7,14 +7,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from qgpu_exporter.config import ConfigError, Settings
 from qgpu_exporter.web.access import Access
-from qgpu_exporter.web.connections import Connection, Listener, Plain, Security
+from qgpu_exporter.web.connections import Connection, Listener, Patience, Plain, Security
 from qgpu_exporter.web.responses import SECURITY_HEADERS, text
 from qgpu_exporter.web.routes import Routes
 from qgpu_exporter.web.view import View
@@ -48,6 +48,7 @@ class WebSettings:
     telemetry_path: str = "/metrics"
     max_requests: int = 40
     config_file: str | None = None
+    patience: Patience = field(default_factory=Patience)
 
     @classmethod
     def of(cls, settings: Settings) -> WebSettings:
@@ -119,20 +120,34 @@ async def serving(
         stack.callback(access.close)
         main = await stack.enter_async_context(
             _listening(
-                _main_app(routes, access), config_file, settings.listen_addresses, "listen-address"
+                _main_app(routes, access),
+                config_file,
+                settings.listen_addresses,
+                settings.patience,
+                "listen-address",
             )
         )
         probes = None
         if settings.probe_addresses:
             probes = await stack.enter_async_context(
-                _listening(_probe_app(routes), Plain(), settings.probe_addresses, "probe-address")
+                _listening(
+                    _probe_app(routes),
+                    Plain(),
+                    settings.probe_addresses,
+                    settings.patience,
+                    "probe-address",
+                )
             )
         yield Server(main, probes, tls=config_file.context() is not None)
 
 
 @asynccontextmanager
 async def _listening(
-    app: web.Application, security: Security, addresses: tuple[Address, ...], flag: str
+    app: web.Application,
+    security: Security,
+    addresses: tuple[Address, ...],
+    patience: Patience,
+    flag: str,
 ) -> AsyncIterator[Listener]:
     """One application on its addresses, until the end."""
     connections: dict[object, Connection] = {}
@@ -143,7 +158,7 @@ async def _listening(
         logger=_quiet,
         handle_signals=False,
         shutdown_timeout=SHUTDOWN_SECONDS,
-        keepalive_timeout=75.0,
+        keepalive_timeout=patience.next_request,
         lingering_time=1.0,
         max_line_size=MAX_HEAD_LINE_BYTES,
         max_field_size=MAX_HEAD_LINE_BYTES,
@@ -153,7 +168,7 @@ async def _listening(
     make_handler = runner.server
     if make_handler is None:  # pragma: no cover -- setup has just made it
         raise RuntimeError("aiohttp has no server")
-    listener = Listener(make_handler, security, connections)
+    listener = Listener(make_handler, security, connections, patience)
     try:
         try:
             await listener.listen(addresses)

@@ -114,9 +114,10 @@ def _load_pair(made: ssl.SSLContext, cert: bytes, key: bytes, where: str) -> Non
         try:
             made.load_cert_chain(cert_path, key_path, password=_no_password)
         except (ssl.SSLError, ValueError) as error:
-            reason = getattr(error, "reason", None) or str(error)
+            mismatch = getattr(error, "reason", None) == "KEY_VALUES_MISMATCH"
             raise WebConfigError(
-                f"{where}: certificate and key do not load: {str(reason).lower()}"
+                f"{where}: "
+                + ("the key is not the certificate's" if mismatch else "no certificate or no key")
             ) from None
 
 

@@ -65,8 +65,10 @@ HEADERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """The headers that may be set, and the values that each may have; none named: any."""
 
 _BCRYPT = re.compile(r"\$2[abxy]?\$(?P<cost>\d\d)\$[./A-Za-z0-9]{53}\Z", re.ASCII)
-_DURATION = re.compile(r"[+-]?(?:0|(?:(?:\d+(?:\.\d*)?|\.\d+)(?:ns|us|µs|μs|ms|s|m|h))+)\Z")
-_DURATION_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
+_DURATION = re.compile(
+    r"[+-]?(?:0|(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:ns|us|µs|μs|ms|s|m|h))+)\Z"
+)
+_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
 _UNIT_SECONDS = {
     "ns": 1e-9,
     "us": 1e-6,
@@ -338,7 +340,10 @@ def _is_null(node: yaml.Node) -> bool:
 def _one_of(words: tuple[str, ...]) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in words:
-            raise ValueError(f"is not one of {', '.join(words)}")
+            known = len(words) <= len(AUTH_TYPES)
+            raise ValueError(
+                f"is not one of {', '.join(words)}" if known else f"is not known here: {text}"
+            )
         return text
 
     return parse
@@ -354,7 +359,7 @@ def _boolean(text: str) -> bool:
 
 def _header_value(allowed: tuple[str, ...]) -> Callable[[str], str]:
     def parse(text: str) -> str:
-        if allowed and text and text not in allowed:
+        if allowed and text not in allowed:
             raise ValueError(f"is not one of {', '.join(allowed)}")
         # A line break would begin a header of its own.
         if any(ord(character) < 32 or ord(character) == 127 for character in text):
