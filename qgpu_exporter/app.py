@@ -63,7 +63,7 @@ class App:
             service.SERVICE,
             ProcessFamilies(lambda: self.poller.sources.devices.reader_health.pid),
         )
-        self.counts: dict[str, int] = {}
+        self.counts = {"ok": 0, "rejected": 0}
         self._started_timestamp_seconds = time.time()
         self._connection = _connection(settings, environment)
         self.poller = Poller(
@@ -98,6 +98,7 @@ class App:
             snapshot_stale=poller.stale,
             join_duration_seconds=poller.join_duration_seconds,
             scrapes=dict(self.counts),
+            dropped_series=dict(self.exposition.dropped.counts),
             problems=poller.problems(),
             nvml_calls=poller.nvml_calls,
             index_changes=poller.index_changes,
@@ -105,7 +106,7 @@ class App:
 
     def count_scrape(self, outcome: str) -> None:
         """Note a scrape: ``ok`` or ``rejected``."""
-        self.counts[outcome] = self.counts.get(outcome, 0) + 1
+        self.counts[outcome] += 1
 
     # ------------------------------------------------------------------ running
 

@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 COALESCE_SECONDS = 0.1
 HEARTBEAT_SECONDS = 5.0
 """How often the latest values are joined when nothing changes, so that their ages take effect."""
+FIRST_HEARTBEAT_SECONDS = 0.5
+"""The same until every source has had its first outcome: a failure is no change."""
 FIRST_PODS_SECONDS = 30.0
 """After this long without a first pod list, rows that the kubelet alone proves are shown."""
 MIN_STALE_SECONDS = 30.0
@@ -148,6 +150,7 @@ class Poller:
         self._all_answered = False
         self._changed = asyncio.Event()
         self._pods_changed = asyncio.Event()
+        self._kubelet_asked_with_pods = False
         self._reading: Reading | None = None
         self._read_at = clock()
         self._totals = Totals()
@@ -202,7 +205,17 @@ class Poller:
         return "waiting for the first snapshot"
 
     def _waiting(self) -> list[str]:
-        return [health.source for health in self.sources.health() if health.up is None]
+        """The sources whose first outcome is to come.
+
+        The kubelet's counts only from a question that came after the first pods: an answer says
+        nothing of a pod that was not known when it was asked for.
+        """
+        waiting: list[str] = [one.source for one in self.sources.health() if one.up is None]
+        pods = self.sources.pods
+        asked = self.sources.podresources is None or self._kubelet_asked_with_pods
+        if not asked and pods is not None and pods.health.up and "podresources" not in waiting:
+            waiting.append("podresources")
+        return waiting
 
     # ------------------------------------------------------------------ running
 
@@ -298,8 +311,9 @@ class Poller:
 
     async def _join_forever(self) -> None:
         while True:
+            heartbeat = HEARTBEAT_SECONDS if self._all_answered else FIRST_HEARTBEAT_SECONDS
             try:
-                async with asyncio.timeout(HEARTBEAT_SECONDS):
+                async with asyncio.timeout(heartbeat):
                     await self._changed.wait()
             except TimeoutError:
                 pass
@@ -379,7 +393,9 @@ class Poller:
         step, event_at = len(KUBELET_AFTER_EVENT_SECONDS), self._clock()
         while True:
             started = self._clock()
+            with_pods = self.sources.pods is not None and self.sources.pods.latest is not None
             await kubelet.ask(self._pods_alive)
+            self._kubelet_asked_with_pods = self._kubelet_asked_with_pods or with_pods
             # Also an equal answer is news: it may be the first that was asked for after a pod came.
             self.changed()
             waits = self._clock() - event_at < KUBELET_PATIENCE_SECONDS and self._pods_wait(kubelet)

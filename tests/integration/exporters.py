@@ -9,6 +9,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
+# Loaded before any guard runs: on a busy machine that alone takes seconds.
+import kubernetes_asyncio.client  # noqa: F401
+
 from qgpu_exporter import xids
 from qgpu_exporter.demo import SimulatedNode
 from qgpu_exporter.exposition import Exposition

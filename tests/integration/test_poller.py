@@ -68,7 +68,7 @@ async def test_a_new_annotated_pod_needs_neither_kubelet_nor_a_reading() -> None
 
 
 async def test_allocations_outlive_a_kubelet_that_fails_for_max_age_and_no_longer() -> None:
-    async with exporting(HOURLY, max_age_seconds=1.0) as exporter:
+    async with exporting(HOURLY, max_age_seconds=4.0) as exporter:
         assert "reserved-idle" in exporter.pods("node_gpu_allocation_info")
         await exporter.node.world.kubelet.stop()
         await until(lambda: source(exporter, "podresources") == "0.0")
