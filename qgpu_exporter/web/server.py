@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -34,9 +35,9 @@ Address = tuple[str | None, int]
 
 _told: set[str] = set()
 
-_quiet = logging.getLogger(f"{__name__}.http")
-# aiohttp tells of each malformed request at ERROR, with a traceback: a stranger could fill the log.
-_quiet.setLevel(logging.CRITICAL)
+# A line for each scrape tells nobody anything.
+_no_access_log = logging.getLogger(f"{__name__}.access")
+_no_access_log.setLevel(logging.CRITICAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,26 @@ async def serving(
         yield Server(main, probes, tls=config_file.context() is not None)
 
 
+class _RequestHandler(web.RequestHandler):
+    """aiohttp's, but what is no request gets an answer that repeats nothing, and no log line."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """The answer to what could not be read; ends the connection."""
+        log.debug("%s sent what is no request: %s", request.remote, message or exc)
+        answer = text(status, "bad request" if status < 500 else "internal error")
+        _set_headers(answer, SECURITY_HEADERS)
+        answer.force_close()
+        return answer
+
+
 @asynccontextmanager
 async def _listening(
     app: web.Application,
@@ -152,22 +173,25 @@ async def _listening(
     """One application on its addresses, until the end."""
     connections: dict[object, Connection] = {}
     app[_CONNECTIONS] = connections
-    runner = web.AppRunner(
-        app,
-        access_log=None,
-        logger=_quiet,
-        handle_signals=False,
-        shutdown_timeout=SHUTDOWN_SECONDS,
-        keepalive_timeout=patience.next_request,
-        lingering_time=1.0,
-        max_line_size=MAX_HEAD_LINE_BYTES,
-        max_field_size=MAX_HEAD_LINE_BYTES,
-        max_headers=MAX_HEADERS,
-    )
+    runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=SHUTDOWN_SECONDS)
     await runner.setup()
-    make_handler = runner.server
-    if make_handler is None:  # pragma: no cover -- setup has just made it
+    manager = runner.server
+    if manager is None:  # pragma: no cover -- setup has just made it
         raise RuntimeError("aiohttp has no server")
+    loop = asyncio.get_running_loop()
+
+    def make_handler() -> web.RequestHandler:
+        return _RequestHandler(
+            manager,
+            loop=loop,
+            access_log=_no_access_log,
+            keepalive_timeout=patience.next_request,
+            lingering_time=1.0,
+            max_line_size=MAX_HEAD_LINE_BYTES,
+            max_field_size=MAX_HEAD_LINE_BYTES,
+            max_headers=MAX_HEADERS,
+        )
+
     listener = Listener(make_handler, security, connections, patience)
     try:
         try:

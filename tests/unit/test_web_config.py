@@ -117,8 +117,8 @@ def test_versions_alone_do_not_switch_tls_on() -> None:
             "web.yml:1: tls_server_config.min_version is not one of TLS10, TLS11, TLS12, TLS13",
         ),
         (
-            "tls_server_config:\n  cipher_suites:\n  - TLS_RSA_WITH_RC4_128_SHA\n",
-            "web.yml:3: tls_server_config.cipher_suites is not known here: TLS_RSA_WITH_RC4_128_SHA",
+            "tls_server_config:\n  cipher_suites:\n  - TLS_NULL\n",
+            "web.yml:3: tls_server_config.cipher_suites is not known here: TLS_NULL",
         ),
         (
             "tls_server_config: {cipher_suites: TLS_AES_128_GCM_SHA256}",
