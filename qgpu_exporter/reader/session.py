@@ -18,7 +18,7 @@ from qgpu_exporter.model import (
     ReadingRequest,
     SeenSamples,
 )
-from qgpu_exporter.reader import plausible
+from qgpu_exporter.reader import library, plausible
 from qgpu_exporter.reader.calls import MISMATCH, UNINITIALIZED, Calls, CardDown, Refusal
 from qgpu_exporter.reader.cards import Card, Options
 from qgpu_exporter.reader.events import XidEvents
@@ -236,7 +236,7 @@ class NvmlSession:
             except (CardDown, Refusal) as refused:
                 _log.debug("the library was not shut down: %s", refused)
         # A machine without cards is no fault.
-        self._calls.call("nvmlInit", pynvml.nvmlInitWithFlags, pynvml.NVML_INIT_FLAG_NO_GPUS)
+        self._calls.call("nvmlInit", _initialise, pynvml.NVML_INIT_FLAG_NO_GPUS)
         self._calls.forget_refusals()
         self._versions = self._ask_versions()
         self._events.start()
@@ -334,6 +334,16 @@ class NvmlSession:
                 _log.exception("card %d: reading failed", card.index)
             detail = f"{type(unexpected).__name__}: {unexpected}"
             return CardFailure(card.index, "error", detail, card.uuid)
+
+
+def _initialise(flags: int) -> None:
+    try:
+        pynvml.nvmlInitWithFlags(flags)
+    except pynvml.NVMLError as error:
+        missing = error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+        if not missing or not library.load_late():
+            raise
+        pynvml.nvmlInitWithFlags(flags)
 
 
 def _library_down(code: int, text: str) -> _LibraryDown:

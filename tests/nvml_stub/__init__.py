@@ -23,6 +23,8 @@ def library(*, old_driver: bool = False) -> Path:
     directory.mkdir()
     options = ["-DOLD_DRIVER"] if old_driver else []
     command = [os.environ.get("CC", "cc"), "-std=gnu11", "-O1", "-Wall", "-Werror", "-shared"]
+    # As the real one: what is loaded by its path is also found by its name.
+    options.append(f"-Wl,-soname,{LIBRARY}")
     made = directory / LIBRARY
     subprocess.run(
         [*command, "-fPIC", *options, "-o", str(made), str(SOURCE), "-lpthread"], check=True
