@@ -201,7 +201,7 @@ class Cluster:
     kubelet: FakeKubelet
     api: ApiServer
     kubeconfig: Path
-    procfs: FakeProcfs
+    procfs: str
 
     def flags(self) -> list[str]:
         """What points the command here."""
@@ -210,7 +210,7 @@ class Cluster:
             f"--kubelet.socket={self.kubelet.socket}",
             "--kubernetes.pods=apiserver",
             f"--kubernetes.kubeconfig={self.kubeconfig}",
-            f"--path.procfs={self.procfs.path}",
+            f"--path.procfs={self.procfs}",
             "--path.validations=",
             "--path.cdi=",
         ]
@@ -241,15 +241,18 @@ class Cluster:
 
 
 @asynccontextmanager
-async def cluster(folder: Path) -> AsyncIterator[Cluster]:
-    """A kubelet and an API server that know of no pod yet; files go below `folder`."""
+async def cluster(folder: Path, procfs: str = "") -> AsyncIterator[Cluster]:
+    """A kubelet and an API server that know of no pod yet; files go below `folder`.
+
+    `procfs` shows the node's processes; where it is empty, a made-up one shows none of interest.
+    """
     sockets = folder / "kubelet"  # short: a socket's path has at most 107 bytes
     sockets.mkdir()
     made = Cluster(
         FakeKubelet(str(sockets / "kubelet.sock")),
         ApiServer(),
         folder / "kubeconfig",
-        FakeProcfs(folder / "proc"),
+        procfs or str(FakeProcfs(folder / "proc").path),
     )
     amounts = {QGPU_CORE: "200", QGPU_MEMORY: "30"}
     labels = {"tke.cloud.tencent.com/qgpu.memory-unit": "1G"}
