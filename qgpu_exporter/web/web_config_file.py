@@ -161,15 +161,15 @@ def _read(file: Path) -> bytes:
     """The bytes of a regular file of bounded size; a FIFO or a device does not make us wait."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise WebConfigError(f"{file}: is not a regular file")
+            with os.fdopen(descriptor, "rb", closefd=False) as opened:
+                data = opened.read(MAX_BYTES + 1)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise WebConfigError(f"{file}: cannot be read: {error.strerror}") from None
-    with os.fdopen(descriptor, "rb") as opened:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise WebConfigError(f"{file}: is not a regular file")
-        try:
-            data = opened.read(MAX_BYTES + 1)
-        except OSError as error:
-            raise WebConfigError(f"{file}: cannot be read: {error.strerror}") from None
     if len(data) > MAX_BYTES:
         raise WebConfigError(f"{file}: is larger than {MAX_BYTES} bytes")
     return data

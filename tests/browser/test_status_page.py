@@ -203,7 +203,7 @@ async def test_a_stale_snapshot_is_said_and_the_last_one_stays_in_gray(browser: 
         )
         view.snapshot = None
         await seen.until("!document.getElementById('alert').hidden")
-        assert await seen.text("#alert") == "The data is stale: it was last joined 45 s ago."
+        assert await seen.text("#alert") == "The data is stale: it was last updated 45 s ago."
         assert await seen.text("#state") == "stale"
         assert await seen.texts(".index") == ["0", "1", "2", "3"]
         filters = await seen.page.evaluate(

@@ -204,6 +204,7 @@ function updateCard(node, { card, holders }) {
   node.classList.toggle("down", !card.up);
   updateChips(parts.chips, chipsOf(card));
   text(parts.facts, factsOf(card));
+  attribute(parts.facts, "title", card.uuid);
   updateMeters(parts, card, holders);
   updateSlots(parts.slots, card, holders);
   const query = state.query;
@@ -351,7 +352,8 @@ function updateMeter(meter, label, parts, { whole, other, used, asked, show }) {
   const over = isOver(laid, whole);
   meter.bar.classList.toggle("over", over);
   style(meter.bar, "--whole", over ? `${(100 * whole) / scale}%` : "100%");
-  text(meter.value, `${show(used)} used · ${show(asked)} req.`);
+  const amounts = [used == null ? "" : `${show(used)} used`, asked == null ? "" : `${show(asked)} req.`];
+  text(meter.value, amounts.filter(Boolean).join(" · ") || "not known");
   const free = whole == null ? "" : `, ${show(Math.max(0, whole - laid))} free`;
   const rest = other > 0 ? `, ${show(other)} unattributed` : "";
   attribute(meter.bar, "aria-label", `${label}: ${show(used)} used, ${show(asked)} requested${rest}${free}`);
@@ -652,7 +654,7 @@ function renderProblems(node) {
     return [words(one.kind), `${where}${card}${one.detail ? `: ${one.detail}` : ""}`];
   });
   for (const one of node.conflicts) {
-    lines.push(["conflict", `card ${one.gpu}: ${one.containers} by ${words(one.kind)}`]);
+    lines.push(["conflict", `card ${one.gpu}: ${one.containers} × ${words(one.kind)}`]);
   }
   for (const one of node.unassigned_pods) {
     lines.push(["waiting", `${one.namespace}/${one.pod} asks for a share and has no card yet`]);
@@ -676,7 +678,7 @@ function alertLine() {
   }
   if (node == null) return "";
   if (node.snapshot_stale || node.snapshot_age_seconds > OLD_SECONDS) {
-    return `The data is stale: it was last joined ${ago(node.snapshot_age_seconds)}.`;
+    return `The data is stale: it was last updated ${ago(node.snapshot_age_seconds)}.`;
   }
   if (node.not_ready) return `Not ready: ${node.not_ready}.`;
   if (node.cards == null) return "No card has been read yet.";
@@ -707,7 +709,7 @@ function stateLabel(line, down) {
   if (state.latest.snapshot_stale) return "stale";
   if (line) return "see below";
   const failing = down.length > 0 ? `, down: ${down.map((one) => one.source).join(", ")}` : "";
-  return `live, joined ${ago(state.latest.snapshot_age_seconds)}${failing}`;
+  return `live, updated ${ago(state.latest.snapshot_age_seconds)}${failing}`;
 }
 
 // ------------------------------------------------------------------ all of it
