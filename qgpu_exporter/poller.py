@@ -325,7 +325,8 @@ class Poller:
     def _join(self) -> None:
         sources = self.sources
         if sources.kernel_log is not None:
-            self._totals = totals.fold_xids(self._totals, sources.kernel_log.take())
+            news = sources.kernel_log.take()
+            self._totals = totals.fold_xids(self._totals, news, self._reading)
         answered = not self._waiting()
         began = time.perf_counter()
         self._snapshot = join(self._inputs())

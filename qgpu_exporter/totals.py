@@ -43,28 +43,22 @@ WRAP_ABOVE = 1 << 31
 def fold(
     totals: Totals,
     reading: Reading,
-    kmsg_events: Iterable[Xid] = (),
     *,
     xid_codes: Collection[int] = (),
     known: Collection[str] | None = None,
 ) -> Totals:
     """The totals after one reading.
 
-    `kmsg_events` are the kernel log's events since the last fold.  Counters of `xid_codes` are
-    born at 0 with the card, so that `increase()` sees the first event.  With `known` (UUIDs of
-    the inventory), totals of all other cards are dropped.  A reading with an error changes no
-    card; a card that failed keeps what it has.
+    Counters of `xid_codes` are born at 0 with the card, so that `increase()` sees the first
+    event.  With `known` (UUIDs of the inventory), totals of all other cards are dropped.  A
+    reading with an error changes no card; a card that failed keeps what it has.
     """
     cards = dict(totals.cards)
     for card in reading.cards:
         uuid = card.identity.uuid
         kept = cards.get(uuid) or CardTotals()
         cards[uuid] = _fold_card(kept, card, reading.timestamp_seconds, xid_codes)
-    totals = fold_xids(
-        replace(totals, cards=cards),
-        (*reading.events, *kmsg_events),
-        compute_instances=_compute_instances(reading),
-    )
+    totals = fold_xids(replace(totals, cards=cards), reading.events, reading)
     if known is not None:
         cards = {uuid: card for uuid, card in totals.cards.items() if uuid in known}
         totals = replace(totals, cards=cards)
@@ -209,8 +203,8 @@ class _XidFold:
             return event.uuid if event.uuid in self.cards else None
         return self.by_pci.get(event.pci_bus_id or "")
 
-    def paired(self, event: Xid) -> bool:
-        """The same incident was told by the other origin; that one then pairs no more."""
+    def partner(self, event: Xid) -> Xid | None:
+        """The same incident as the other origin told it; that one then pairs no more."""
         for position, other in enumerate(self.unpaired):
             if (
                 other.origin != event.origin
@@ -218,8 +212,8 @@ class _XidFold:
                 and abs(other.timestamp_seconds - event.timestamp_seconds) <= SAME_INCIDENT_SECONDS
             ):
                 del self.unpaired[position]
-                return True
-        return False
+                return other
+        return None
 
     def mig_of(self, event: Xid) -> str | None:
         instance = event.gpu_instance
@@ -233,7 +227,8 @@ class _XidFold:
 
     def take(self, event: Xid) -> None:
         """Count an event whose `uuid` is a known card."""
-        counts = not event.old and not self.paired(event)
+        partner = None if event.old else self.partner(event)
+        counts = not event.old and partner is None
         if counts:
             self.unpaired.append(event)
         card = self.cards[event.uuid or ""]
@@ -241,24 +236,20 @@ class _XidFold:
         mig_xids, mig = dict(card.mig_xids), self.mig_of(event)
         if mig is not None and not event.old:
             key = (event.xid, mig)
-            mig_xids[key] = _add(mig_xids.get(key), event, counts)
+            # The other origin may have told of the card alone.
+            first = counts or (partner is not None and self.mig_of(partner) is None)
+            mig_xids[key] = _add(mig_xids.get(key), event, first)
         last_xid = event.xid if counts else card.last_xid
         self.cards[event.uuid or ""] = replace(
             card, xids=xids, mig_xids=mig_xids, last_xid=last_xid
         )
 
 
-def fold_xids(
-    totals: Totals,
-    events: Iterable[Xid],
-    *,
-    compute_instances: Mapping[tuple[str, int], int] | None = None,
-) -> Totals:
+def fold_xids(totals: Totals, events: Iterable[Xid], reading: Reading | None = None) -> Totals:
     """The totals after these events of either origin; each incident counts once.
 
     Events of a card that is not known yet (the kernel log is read before the first reading) wait,
-    the newest `MAX_UNPLACED` of them.  `compute_instances` is how many compute instances each
-    (card UUID, GPU instance) has.
+    the newest `MAX_UNPLACED` of them.  `reading`, the last one, says which MIG instances there are.
     """
     pending = sorted(
         (
@@ -278,7 +269,7 @@ def fold_xids(
             for event in totals.unpaired_xids
             if event.timestamp_seconds >= newest - SAME_INCIDENT_SECONDS
         ],
-        compute_instances=compute_instances or {},
+        compute_instances=_compute_instances(reading.cards if reading is not None else ()),
         by_pci={card.pci_bus_id: uuid for uuid, card in totals.cards.items() if card.pci_bus_id},
     )
     unplaced = []
@@ -303,9 +294,10 @@ def _add(before: XidTotal | None, event: Xid, counts: bool) -> XidTotal:
     return XidTotal(count, moment if last is None else max(last, moment))
 
 
-def _compute_instances(reading: Reading) -> Mapping[tuple[str, int], int]:
+def _compute_instances(cards: Iterable[CardReading]) -> Mapping[tuple[str, int], int]:
+    """How many compute instances each (card UUID, GPU instance) has."""
     counts: dict[tuple[str, int], int] = {}
-    for card in reading.cards:
+    for card in cards:
         for piece in card.mig_slices:
             if piece.compute_instance is not None:
                 key = (card.identity.uuid, piece.gpu_instance)

@@ -251,7 +251,7 @@ def test_unpaired_events_are_bounded() -> None:
 
 def test_lost_card_still_gets_its_event() -> None:
     state = totals.fold(Totals(), reading(CARD))
-    state = totals.fold(state, reading(), (kmsg(NOW, 79),))
+    state = totals.fold_xids(totals.fold(state, reading()), (kmsg(NOW, 79),))
     assert state.cards[UUID].xids == {79: XidTotal(1, NOW)}
 
 
@@ -271,6 +271,23 @@ def test_shared_instance_is_named_with_its_compute_instance() -> None:
     events = (Xid(NOW, 94, UUID, None, 2, 1), Xid(NOW, 31, UUID, None, 2, ALL_ONES))
     card = totals.fold(Totals(), reading(mig_card((2, 0), (2, 1)), events=events)).cards[UUID]
     assert card.mig_xids == {(94, "2/1"): XidTotal(1, NOW), (31, "2"): XidTotal(1, NOW)}
+
+
+@pytest.mark.parametrize("named_by_kernel", [True, False])
+@pytest.mark.parametrize("driver_first", [True, False])
+def test_incident_of_an_instance_counts_once_there_too(
+    driver_first: bool, named_by_kernel: bool
+) -> None:
+    now = reading(mig_card((2, 0), (2, 1)))
+    driver, kernel = Xid(NOW, 94, UUID, None, 2, 1), kmsg(NOW + 1, 94)
+    if named_by_kernel:
+        kernel = replace(kernel, gpu_instance=2, compute_instance=1)
+    state = totals.fold(Totals(), now)
+    for event in (driver, kernel) if driver_first else (kernel, driver):
+        state = totals.fold_xids(state, (event,), now)
+    card = state.cards[UUID]
+    assert card.xids[94].count == 1
+    assert {key: total.count for key, total in card.mig_xids.items()} == {(94, "2/1"): 1}
 
 
 def test_instance_that_is_gone_takes_its_counts_along() -> None:
