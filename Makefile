@@ -68,6 +68,10 @@ types: $(VENV)/.dev ## Check types (mypy --strict)
 imports: $(VENV)/.dev ## Check that imports run one way and foreign libraries stay in their place
 	$(BIN)/lint-imports
 
+.PHONY: bench
+bench: $(VENV)/.dev ## Print what a scrape of a full node costs, beside prometheus_client's renderer
+	$(BIN)/python -m tests.bench
+
 .PHONY: pytest
 pytest: $(VENV)/.dev tools ## Run every test, with coverage
 	@mkdir -p build && rm -f .coverage .coverage.*

@@ -1,0 +1,1 @@
+"""Measurements, each as a ratio against something in the same run; no test's verdict."""
