@@ -132,7 +132,7 @@ def reading(index: int, **changes: object) -> CardReading:
             2_619_000_000,
             1_545_000_000,
         ),
-        "temperatures": Temperatures(45.0, 52.0, 92.0, 89.0, 87.0, 95.0),
+        "temperatures": Temperatures(45.0, 52.0, 92.0, 89.0, 83.0, 95.0, 87.0),
         "power": Power(312.5, 310.0, 315.25, 700.0, 700.0, 123456.789),
         "pcie": Pcie(5, 5, 16, 16, 3, 4, RawCounter(10_000, 32), RawCounter(20_000, 32)),
         "nvlinks": _links(),

@@ -230,7 +230,7 @@ _DEVICE_FIELDS: tuple[Field, ...] = (
     _gauge(
         "DEV_GPU_MAX_OP_TEMP",
         "Highest GPU temperature in normal work (in C).",
-        _of_card(lambda reading: reading.temperatures.target_limit_celsius),
+        _of_card(lambda reading: reading.temperatures.max_operating_limit_celsius),
         "nvmlDeviceGetTemperatureThreshold",
     ),
     _gauge(

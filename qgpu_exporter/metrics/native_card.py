@@ -489,8 +489,14 @@ TEMPERATURES: tuple[CardFamily, ...] = (
             ),
             (
                 "temperature_target",
-                "Highest GPU temperature in normal work",
+                "GPU temperature that the card holds by fan and clocks",
                 "target_limit_celsius",
+                "NVML_TEMPERATURE_THRESHOLD_ACOUSTIC_CURR",
+            ),
+            (
+                "temperature_max_operating",
+                "Highest GPU temperature in normal work",
+                "max_operating_limit_celsius",
                 "NVML_TEMPERATURE_THRESHOLD_GPU_MAX",
             ),
             (

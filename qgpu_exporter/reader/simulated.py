@@ -299,7 +299,8 @@ class SimulatedSession:
                 memory_celsius=float(round(40 + 45 * load)) if model.hopper else None,
                 shutdown_limit_celsius=95.0,
                 slowdown_limit_celsius=92.0,
-                target_limit_celsius=87.0,
+                target_limit_celsius=83.0,
+                max_operating_limit_celsius=87.0,
                 memory_limit_celsius=95.0 if model.hopper else None,
             ),
             power=Power(
