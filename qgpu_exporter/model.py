@@ -195,14 +195,13 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class SampleBuffer:
-    """The new entries of one sample buffer, oldest first; `kind` as in `SAMPLE_KINDS`."""
+    """The new entries of one sample buffer, oldest first.
+
+    `kind`: ``gpu``, ``memory``, ``encoder`` or ``decoder``.
+    """
 
     kind: str
     samples: tuple[Sample, ...]
-
-
-SAMPLE_KINDS = ("gpu", "memory", "encoder", "decoder")
-"""The driver's sample buffers that are integrated to busy seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +352,6 @@ class Reading:
 
     timestamp_seconds: float
     """Unix time at which the round began."""
-    duration_seconds: float = 0.0
     driver_version: str | None = None
     nvml_version: str | None = None
     cuda_version: str | None = None
@@ -473,7 +471,6 @@ class Node:
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
     allocatable: Mapping[str, str] = field(default_factory=dict)
     capacity: Mapping[str, str] = field(default_factory=dict)
 
@@ -491,7 +488,6 @@ class SliceDevice:
     parent_uuid: str | None = None
     profile: str | None = None
     placement_start: int | None = None
-    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -501,7 +497,6 @@ class GpuObject:
     index: int
     uuid: str
     minor: int | None = None
-    memory_bytes: int | None = None
 
 
 # --------------------------------------------------------------------------- processes
@@ -804,7 +799,6 @@ class Snapshot:
     usage: UsageResult = UsageResult()
     pods: PodList | None = None
     node_object: Node | None = None
-    gpu_objects: tuple[GpuObject, ...] | None = None
     stack: tuple[StackFact, ...] = ()
     allocated: Mapping[int, CardAllocated] = field(default_factory=dict)
     """By gpu index, of every known card; empty while allocations are not complete."""

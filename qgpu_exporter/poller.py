@@ -354,7 +354,6 @@ class Poller:
             pods_expected=sources.pods is not None,
             pods=pods,
             pods_overdue=pods is None and self._clock() - self._started_at > FIRST_PODS_SECONDS,
-            node_expected=sources.node is not None,
             node_object=sources.node.latest if sources.node else None,
             slices=sources.slices.latest if sources.slices else None,
             gpu_objects=sources.gpu_objects.latest if sources.gpu_objects else None,

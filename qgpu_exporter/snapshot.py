@@ -41,7 +41,6 @@ class JoinInputs:
     pods: PodList | None = None
     pods_overdue: bool = False
     """No first list came within its time: what the kubelet alone proves is shown."""
-    node_expected: bool = False
     node_object: Node | None = None
     slices: tuple[SliceDevice, ...] | None = None
     gpu_objects: tuple[GpuObject, ...] | None = None
@@ -80,7 +79,6 @@ def join(inputs: JoinInputs) -> Snapshot:
         usage=usage,
         pods=inputs.pods,
         node_object=inputs.node_object,
-        gpu_objects=inputs.gpu_objects,
         stack=inputs.stack,
         allocated=card_totals(result, cards) if result is not None and result.complete else {},
         xid_classes=inputs.xid_classes,
@@ -97,7 +95,6 @@ def _allocation_inputs(inputs: JoinInputs, cards: tuple[Card, ...]) -> Allocatio
         pods_expected=inputs.pods_expected,
         pods_overdue=inputs.pods_overdue,
         node=inputs.node_object,
-        node_expected=inputs.node_expected,
         node_name=inputs.node,
         slices=inputs.slices,
         gpu_objects=inputs.gpu_objects,

@@ -183,7 +183,6 @@ def world(
         pods=PodList(1000.0, tuple(pods)) if pods is not None else None,
         pods_expected=pods is not None,
         node=of_node,
-        node_expected=of_node is not None,
         node_name="node-1",
     )
 

@@ -18,7 +18,6 @@ from qgpu_exporter.model import (
     ContainerUsage,
     CounterTotal,
     Ecc,
-    GpuObject,
     HostUsage,
     Memory,
     MigSlice,
@@ -317,7 +316,6 @@ def full_snapshot() -> Snapshot:
         usage=usage_result(),
         pods=pods(),
         node_object=node,
-        gpu_objects=(GpuObject(0, card_uuid(0), 0, 80 * GIB),),
         stack=(StackFact("driver-ready", "present", NOW - 3600), StackFact("driver", "570.133.20")),
         allocated={
             0: CardAllocated(50.0, 28 * GIB, 2),

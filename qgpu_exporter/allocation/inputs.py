@@ -25,7 +25,6 @@ class AllocationInputs:
     pods_overdue: bool = False
     """The API source is on and has given no first list for too long to wait for it."""
     node: Node | None = None
-    node_expected: bool = False
     node_name: str | None = None
     """This node's name, for annotations that say which node they were written for."""
     slices: tuple[SliceDevice, ...] | None = None

@@ -12,7 +12,6 @@ from qgpu_exporter.allocation.inputs import MemoryUnit
 from qgpu_exporter.model import (
     ClaimDevice,
     Container,
-    ContainerKind,
     Node,
     Pod,
     Problem,
@@ -112,7 +111,6 @@ class Hold:
     greedy_core_percent: float | None = None
     exclusive: bool = False
     claim: ClaimDevice | None = None
-    kind: ContainerKind = "app"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ _KINDS = {
     "encoder": pynvml.NVML_ENC_UTILIZATION_SAMPLES,
     "decoder": pynvml.NVML_DEC_UTILIZATION_SAMPLES,
 }
-"""By `model.SAMPLE_KINDS`."""
+"""By the kinds of `model.SampleBuffer`."""
 _NO_SAMPLES = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_NO_DATA})
 # One nvmlSample_t: timestamp and value.
 _ENTRY = struct.Struct("=QQ")

@@ -137,8 +137,8 @@ class NvmlSession:
 
     def read(self, request: ReadingRequest) -> Reading:
         """One round; a reading with `error` says why no card could be asked."""
-        began, timestamp = self._clock(), self._wall_clock()
-        deadline = began + self._timeout_seconds
+        timestamp = self._wall_clock()
+        deadline = self._clock() + self._timeout_seconds
         cards: list[CardReading] = []
         failures: list[CardFailure] = []
         error: ReaderError | None = None
@@ -152,7 +152,6 @@ class NvmlSession:
         driver, nvml, cuda = self._versions
         return Reading(
             timestamp_seconds=timestamp,
-            duration_seconds=self._clock() - began,
             driver_version=driver,
             nvml_version=nvml,
             cuda_version=cuda,

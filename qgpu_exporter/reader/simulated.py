@@ -213,7 +213,6 @@ class SimulatedSession:
                 cards.append(self._card(index, now, seen.get(uuid, SeenSamples(uuid))))
         return Reading(
             timestamp_seconds=now,
-            duration_seconds=self._timeout_seconds if self._hanging_since else 0.004,
             driver_version="580.95.05",
             nvml_version="13.580.95.05",
             cuda_version="13.0",

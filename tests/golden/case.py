@@ -215,7 +215,6 @@ class World:
             timestamp_seconds=STARTED_SECONDS,
             kubelet_expected=on("pod_resources"),
             pods_expected=on("pods"),
-            node_expected=on("node_object"),
             gpushare_memory_unit=self.case.gpushare_memory_unit,
             volcano_memory_factor=self.case.volcano_memory_factor,
         )

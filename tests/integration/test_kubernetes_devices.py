@@ -66,7 +66,7 @@ def resource_slice(
 
 
 def device(name: str) -> SliceDevice:
-    return SliceDevice("gpu.nvidia.com", NODE, name, "gpu", CARD, memory_bytes=40 * 2**30)
+    return SliceDevice("gpu.nvidia.com", NODE, name, "gpu", CARD)
 
 
 # --------------------------------------------------------------------------- node
@@ -237,7 +237,7 @@ async def test_gpu_objects_of_this_node(tmp_path: Path) -> None:
         server.put("gpus", gpu("c-00", 0, "other", NODE))
         source = GpuObjects(connection, NODE, wall_clock=time.time, timing=FAST)
         async with running(source):
-            expected = (GpuObject(0, "GPU-0", 4, 1024), GpuObject(1, "GPU-1", 5, 1024))
+            expected = (GpuObject(0, "GPU-0", 4), GpuObject(1, "GPU-1", 5))
             await until(lambda: source.latest == expected)
             server.delete("gpus", "/a-01")
             await until(lambda: source.latest == expected[:1])

@@ -129,7 +129,6 @@ async def allocations(node: SimulatedNode) -> AllocationResult:
             pods=PodList(2e9, decoded),
             pods_expected=True,
             node=decode_node(everything["nodes"][0]),
-            node_expected=True,
             node_name=node.name,
             slices=decode_slices(everything["resourceslices"]),
             gpu_objects=tuple(gpu for gpu in gpus if gpu is not None),

@@ -21,7 +21,6 @@ class _Spec(msgspec.Struct):
     index: int
     uuid: str
     path: str | None = None
-    memory: str | int | None = None
     node_name: str | None = msgspec.field(default=None, name="nodeName")
 
 
@@ -38,12 +37,10 @@ def decode_gpu(raw: bytes | Mapping[str, Any], node: str) -> GpuObject | None:
     if spec.node_name not in (None, "", node):
         return None
     minor = _MINOR.fullmatch(spec.path or "")
-    memory = str(spec.memory)
     return GpuObject(
         index=spec.index,
         uuid=spec.uuid,
         minor=int(minor[1]) if minor else None,
-        memory_bytes=int(memory) if memory.isascii() and memory.isdigit() else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""This node's own object: labels, annotations and what the node offers to the scheduler."""
+"""This node's own object: labels and what the node offers to the scheduler."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from qgpu_exporter.sources import HealthRecord, SourceError
 from qgpu_exporter.sources.kubernetes.client import Connection
 from qgpu_exporter.sources.kubernetes.objects import (
     Metadata,
-    annotations_of,
     decode,
     extended_resources,
 )
@@ -34,7 +33,7 @@ class _Node(msgspec.Struct):
 def decode_node(raw: bytes | Mapping[str, Any]) -> Node:
     """A node from its JSON, or from the value of that JSON.
 
-    Kept are all labels, the annotations of `objects.KEPT_PREFIXES` and the extended resources.
+    Kept are all labels and the extended resources.
     Raises one of `objects.UNREADABLE` for what is no node.
     """
     wire = decode(raw, _Node)
@@ -43,7 +42,6 @@ def decode_node(raw: bytes | Mapping[str, Any]) -> Node:
     return Node(
         name=wire.metadata.name,
         labels={key: value for key, value in sorted(labels.items()) if value is not None},
-        annotations=annotations_of(wire.metadata),
         allocatable=extended_resources(status.allocatable),
         capacity=extended_resources(status.capacity),
     )

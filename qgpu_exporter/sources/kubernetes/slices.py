@@ -30,31 +30,16 @@ _GROUP = "/apis/resource.k8s.io"
 # and the size came last: gpu-<minor>-mig-<profile id>-<placement start>-<size>.
 _MIG_NAME = re.compile(r"gpu-[0-9]+-mig-(?:[0-9]+-([0-9]+)-[0-9]+|.*[^0-9-].*-[0-9]+-([0-9]+))")
 _MEMORY_SLICE = re.compile(r"memorySlice([0-9]+)")
-_BYTES = re.compile(r"([0-9]+)(Ki|Mi|Gi|Ti|k|M|G|T)?")
-_UNITS = {
-    "Ki": 2**10,
-    "Mi": 2**20,
-    "Gi": 2**30,
-    "Ti": 2**40,
-    "k": 10**3,
-    "M": 10**6,
-    "G": 10**9,
-    "T": 10**12,
-    None: 1,
-}
 
 
 class _Attribute(msgspec.Struct):
     string: str | None = None
 
 
-class _Capacity(msgspec.Struct):
-    value: str | int | None = None
-
-
 class _Basic(msgspec.Struct):
     attributes: dict[str, _Attribute] | None = None
-    capacity: dict[str, _Capacity] | None = None
+    capacity: dict[str, Any] | None = None
+    """Its names tell which memory slices a MIG device takes."""
 
 
 class _Device(_Basic):
@@ -110,10 +95,7 @@ def _device(spec: _Spec, device: _Device) -> SliceDevice:
         name.removeprefix(f"{spec.driver}/"): attribute.string
         for name, attribute in (told.attributes or {}).items()
     }
-    capacity = {
-        name.removeprefix(f"{spec.driver}/"): amount.value
-        for name, amount in (told.capacity or {}).items()
-    }
+    capacity = [name.removeprefix(f"{spec.driver}/") for name in told.capacity or ()]
     kind = attributes.get("type")
     return SliceDevice(
         driver=spec.driver,
@@ -124,22 +106,16 @@ def _device(spec: _Spec, device: _Device) -> SliceDevice:
         parent_uuid=attributes.get("parentUUID"),
         profile=attributes.get("profile"),
         placement_start=_placement(device.name, capacity) if kind == "mig" else None,
-        memory_bytes=_bytes(capacity.get("memory")),
     )
 
 
-def _placement(name: str, capacity: Mapping[str, object]) -> int | None:
+def _placement(name: str, capacity: Iterable[str]) -> int | None:
     """The first memory slice that a MIG device takes: of its capacity, else of its name."""
     taken = [int(match[1]) for match in map(_MEMORY_SLICE.fullmatch, capacity) if match]
     if taken:
         return min(taken)
     match = _MIG_NAME.fullmatch(name)
     return int(match[1] or match[2]) if match else None
-
-
-def _bytes(amount: str | int | None) -> int | None:
-    match = _BYTES.fullmatch(str(amount))
-    return int(match[1]) * _UNITS[match[2]] if match else None
 
 
 class ResourceSlices:
