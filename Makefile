@@ -33,6 +33,10 @@ help: ## Say what each target does
 demo: $(VENV)/.runtime ## Serve a simulated node (DEMO_FLAGS='--web.listen-address :9000')
 	exec $(BIN)/python -m qgpu_exporter demo $(DEMO_FLAGS)
 
+.PHONY: demo-stack
+demo-stack: $(VENV)/.dev tools ## Serve the demo beside a Prometheus and an Alertmanager with the rules
+	exec $(BIN)/python -m tests.stack
+
 # ---------------------------------------------------------------------------- checks
 
 .PHONY: test
@@ -92,6 +96,14 @@ docs: $(VENV)/.dev ## Generate the docs that are made from code (docs/metrics.md
 	mkdir -p build docs
 	$(BIN)/python -m qgpu_exporter.reference > build/metrics.md
 	mv build/metrics.md docs/metrics.md
+
+.PHONY: rules
+rules: $(VENV)/.dev ## Generate the rule files from alerts/templates and alerts/values.yaml
+	$(BIN)/python alerts/build.py
+
+.PHONY: dashboards
+dashboards: $(VENV)/.dev ## Generate the dashboards' JSON from their Python sources
+	$(BIN)/python -m dashboards.build
 
 # ---------------------------------------------------------------------------- set-up
 

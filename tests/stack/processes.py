@@ -24,6 +24,12 @@ class Running:
         self.log = log
         self._process: subprocess.Popen[bytes] | None = None
 
+    def interrupt(self) -> int:
+        """Send what Ctrl-C sends, and return the exit code."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGINT)
+        return self._process.wait(HANG_SECONDS)
+
     @property
     def alive(self) -> bool:
         """Whether it still runs."""
