@@ -25,6 +25,8 @@ NODE = "gpu-node-a"
 GUARD_SECONDS = 60.0
 """Only against a hang: no verdict is how long something took."""
 GIB = 1 << 30
+PAUSE_SECONDS = 0.15
+AS_INSTALLED = str(Path(__file__).with_name("as_installed"))
 _UNSET = ("NODE_NAME", "KUBERNETES_SERVICE_HOST", "KUBECONFIG", "LD_LIBRARY_PATH")
 
 
@@ -60,8 +62,9 @@ class Page:
 class Service:
     """A running `qgpu-exporter` and what it has logged."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, session: aiohttp.ClientSession) -> None:
         self.process = process
+        self._session = session
         self.url = ""
         self.lines: list[str] = []
         self.listening = asyncio.Event()
@@ -84,8 +87,7 @@ class Service:
         """Status and body of one answer."""
         async with (
             asyncio.timeout(GUARD_SECONDS),
-            aiohttp.ClientSession() as session,
-            session.get(f"{self.url}{path}") as answer,
+            self._session.get(f"{self.url}{path}") as answer,
         ):
             return answer.status, await answer.text()
 
@@ -102,7 +104,7 @@ class Service:
             async with asyncio.timeout(GUARD_SECONDS):
                 while not wanted(page := await self.page()):
                     text = page.text
-                    await asyncio.sleep(0.05)
+                    await asyncio.sleep(PAUSE_SECONDS)
                 return page
         except TimeoutError:
             print(*self.lines, text, sep="\n", file=sys.stderr)
@@ -112,7 +114,7 @@ class Service:
         """Wait for the first answer or failure of every source."""
         async with asyncio.timeout(GUARD_SECONDS):
             while (await self.get("/-/ready"))[0] != 200:  # noqa: ASYNC110 - as a kubelet asks
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(PAUSE_SECONDS)
 
     def children(self) -> list[int]:
         """Pids of its children that have not been reaped, zombies too."""
@@ -148,9 +150,10 @@ async def running(
         *(sys.executable, "-m", "qgpu_exporter", *words, "--web.listen-address=127.0.0.1:0"),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env={**inherited, "PYTHONFAULTHANDLER": "0", **(environment or {})},
+        env={**inherited, "PYTHONPATH": AS_INSTALLED, **(environment or {})},
     )
-    service = Service(process)
+    session = aiohttp.ClientSession()
+    service = Service(process, session)
     following = asyncio.create_task(service.follow())
     try:
         async with asyncio.timeout(GUARD_SECONDS):
@@ -158,10 +161,15 @@ async def running(
         assert service.url, "\n".join(service.lines)
         yield service
     finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-        await following
+        try:
+            if process.returncode is None:
+                process.terminate()
+            await service.ended()
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await session.close()
+            await following
 
 
 # ------------------------------------------------------------------ the far ends

@@ -244,3 +244,28 @@ async def test_a_card_is_unplugged_and_another_put_in_its_place(tmp_path: Path) 
         # The pod was given the card that is gone, and that card only.
         assert page.rows("node_gpu_core_request") == []
         assert presets.uuid(1) not in page.text
+
+
+async def test_the_cards_are_numbered_anew(tmp_path: Path) -> None:
+    stub = Stub(tmp_path, [presets.t4(0), presets.t4(1)])
+    async with (
+        cluster(tmp_path) as node,
+        running(*node.flags(), *FAST, environment=stub.environment()) as service,
+    ):
+        await service.ready()
+        node.whole("by-uuid", [presets.uuid(1)])
+        node.share("by-index", 1, core=50, memory=4)
+        page = await service.until(lambda page: len(page.rows("node_gpu_core_request")) == 2)
+        assert page.value("qgpu_exporter_index_changes_total") == 0
+
+        # The first card is gone, and the second has its number.
+        stub.set(card(presets.t4(1), 0) | {"count": 1})
+        page = await service.until(lambda page: up(page) == {"0": 1})
+        assert page.value("node_gpu_info", gpu="0", uuid=presets.uuid(1)) == 1
+        assert page.value("qgpu_exporter_index_changes_total") == 1
+        (request,) = page.rows("node_gpu_core_request")
+        assert (request.labels["pod"], request.labels["gpu"]) == ("by-uuid", "0")
+        assert presets.uuid(0) not in page.text
+        assert page.value("node_gpu_allocation_problems", kind="unknown_card") == 1
+        changed = [line for line in service.complaints() if "has index 0 now and had 1" in line]
+        assert len(changed) == 1

@@ -138,6 +138,7 @@ async def test_a_leaking_driver_meets_the_ceiling(tmp_path: Path) -> None:
         )
         assert set(restarts(page)) == {"memory"}
         assert page.value("node_gpu_persistence_mode", gpu="0") == 0
+        assert await service.reader(other_than=first) != first
         assert not alive(first)
     assert "nvmlDeviceGetPersistenceMode 0" in stub.calls()
 
