@@ -75,6 +75,10 @@ class Stack:
         """What ``demo``, ``prometheus`` or ``alertmanager`` has said."""
         return (self._folder / f"{name}.log").read_text(encoding="utf-8")
 
+    def end(self, name: str) -> None:
+        """End one of them for good."""
+        self._running[name].interrupt()
+
     def ended(self) -> list[str]:
         """The names of those that do not run any more."""
         return [name for name, child in self._running.items() if not child.alive]

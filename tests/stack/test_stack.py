@@ -19,6 +19,7 @@ from tests.stack.stack import ALERTS, CLUSTER, NODE, ROOT, Stack
 pytestmark = pytest.mark.xdist_group("prometheus")
 
 FAST = {
+    "exporterDownFor": "1s",
     "cardDownFor": "1s",
     "recoveryActionFor": "1s",
     "xidSeconds": "12",
@@ -153,6 +154,24 @@ def test_every_panel_has_data_of_its_unit(stack: Stack) -> None:
     assert empty == EMPTY
 
 
+def _readings(stack: Stack, title: str) -> tuple[set[str], set[str]]:
+    """The cards that a graph has values for, and those it says do not offer the reading."""
+    found: list[set[str]] = [set(), set()]
+    for name, _, target, uid in _targets():
+        if name.startswith(f"qgpu-node: {title} "):
+            absent = "not offered" in target["legendFormat"]
+            rows = stack.query(_fill(target["expr"], uid))
+            found[absent] |= {row["metric"]["gpu"] for row in rows}
+    return found[0], found[1]
+
+
+def test_a_reading_that_is_not_offered_names_the_card(stack: Stack) -> None:
+    cards = {str(index) for index in range(CARDS)}
+    assert _readings(stack, "Busy") == (cards - {"4"}, {"4"})  # in MIG mode
+    assert _readings(stack, "Fan") == (set(), cards)
+    assert _readings(stack, "Tensor pipes") == ({"4", "5", "6", "7"}, {"0", "1", "2", "3"})
+
+
 def test_every_rule_is_evaluated(stack: Stack) -> None:
     _, answer = ask(stack.prometheus_port, "/api/v1/rules")
     rules = [rule for group in answer["data"]["groups"] for rule in group["rules"]]
@@ -261,6 +280,18 @@ def test_a_lost_driver_is_told(stack: Stack) -> None:
     assert alert[0]["metric"]["node"] == NODE
     stack.control("recover")
     wait_for(lambda: not stack.query('ALERTS{alertname="GpuDataMissing"}'))
+
+
+def test_an_exporter_that_is_gone_is_told_and_leaves_panels_empty(
+    stack: Stack, receiver: Receiver
+) -> None:
+    stack.end("demo")
+    alert = _arrives(receiver, "firing", alertname="QgpuExporterDown")
+    assert alert["receiver"] == "page"
+    assert alert["annotations"]["summary"] == f"The GPU exporter on {NODE} cannot be scraped."
+    for title in ("Busy", "Fan", "Tensor pipes"):
+        # A rate still sees the last seconds for a moment.
+        wait_for(lambda title=title: _readings(stack, title) == (set(), set()))  # type: ignore[misc] # a default binds the title, which mypy cannot infer
 
 
 def test_prometheus_has_no_complaint(stack: Stack) -> None:
