@@ -306,8 +306,10 @@ async def once(
     async with app.running() as polling:
         await _first_answers(app, polling)
         snapshot, status = app.snapshot, app.status()
-    if snapshot is None or not any(health.up for health in status.sources):
-        for health in status.sources:
+    # Processes are only ever asked about those that the driver names.
+    telling = [health for health in status.sources if health.source != "processes"]
+    if snapshot is None or not any(health.up for health in telling):
+        for health in telling:
             log.error("no scrape: source %s: %s", health.source, health.detail or "no answer")
         return False
     text = Exposition(families(settings), service.SERVICE).page(snapshot, status)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from qgpu_exporter.demo.procfs import FakeProcfs
-from tests.integration.services import cluster, running
+from tests.integration.services import GUARD_SECONDS, cluster, running
 from tests.integration.test_processes_in_cgroups import shows_the_host
 from tests.nvml_stub import Stub, presets
 
@@ -55,6 +57,25 @@ async def test_a_host_without_a_driver_says_so_once(tmp_path: Path) -> None:
         assert not [one for one in page.samples if "gpu" in one.labels]
         (complaint,) = service.complaints()
         assert "source nvml failed (library_not_found)" in complaint
+
+
+async def test_a_host_without_a_driver_keeps_its_last_file(tmp_path: Path) -> None:
+    output = tmp_path / "gpu.prom"
+    flags = ["--kubelet.socket=", f"--path.procfs={procfs(tmp_path)}", "--path.validations="]
+    stub = Stub(tmp_path, [presets.t4()])
+    for environment, code in (
+        (stub.environment(), 0),
+        (stub.environment() | {"LD_LIBRARY_PATH": str(tmp_path)}, 1),
+    ):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "qgpu_exporter", "once", f"--output={output}", *flags),
+            "--path.cdi=",
+            env={**os.environ, **environment},
+        )
+        async with asyncio.timeout(GUARD_SECONDS):
+            assert await process.wait() == code
+        # The service's own series would take the place of the cards'.
+        assert 'node_gpu_up{gpu="0"' in output.read_text()
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["host", "cluster"])
