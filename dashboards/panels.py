@@ -313,6 +313,7 @@ class Page:
         panel = (
             table.Panel()
             .unit("none")
+            .show_header(True)
             .with_transformation(models.DataTransformerConfig("merge", options={}))
             .with_transformation(
                 models.DataTransformerConfig(

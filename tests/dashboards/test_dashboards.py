@@ -118,6 +118,7 @@ def test_panels_say_what_they_show(panel: dict[str, Any]) -> None:
     assert defaults["noValue"]
     assert panel["description"].endswith(".")
     assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+    assert panel["options"]
     assert panel["targets"]
     references = [target["refId"] for target in panel["targets"]]
     assert len(set(references)) == len(references)
