@@ -1,10 +1,12 @@
-"""docs/metrics.md from the tables; `python -m qgpu_exporter.reference` prints it."""
+"""docs/metrics.md from the tables and docs/configuration.md from the settings; prints either."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from qgpu_exporter import config
 from qgpu_exporter.metrics.dcgm import DCGM
 from qgpu_exporter.metrics.family import Family
 from qgpu_exporter.metrics.native_allocation import ALLOCATION
@@ -126,9 +128,66 @@ def _row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(shown)} |"
 
 
+CONFIGURATION = """\
+# Configuration
+
+Made from the settings in `qgpu_exporter/config.py` by `make docs`; edit those instead.
+
+Every setting is a flag, an environment variable and a key of the YAML file that `--config.file`
+(or `QGPU_EXPORTER_CONFIG_FILE`) names. A flag is stronger than a variable, a variable than the
+file, the file than the default. In a variable a list is separated by commas; an empty variable is
+as if it were not there. In the file the dots may be written as nested keys:
+
+```yaml
+interval: 10s
+metrics:
+  dialects: native
+devices.exit-after: 10m
+web:
+  listen-address: [":5678", "127.0.0.1:5679"]
+```
+
+A wrong setting ends the command with exit code 2 and one line that names the flag, the variable,
+or the file and its line. Durations are written as Prometheus does (`500ms`, `5s`, `1m30s`), sizes
+with their unit (`256MiB`). The node's name is `--node-name`, else `$NODE_NAME`, else the host name.
+
+TLS, authentication and rate limit are in a [file of their own](web-configuration.md).
+"""
+
+
+def configuration() -> str:
+    """The page of all settings, ending with one newline."""
+    parts = [CONFIGURATION]
+    group = ""
+    for _, option in config.options():
+        if option.group != group:
+            group = option.group
+            head = ("Flag", "Variable", "Value", "Default", "Meaning")
+            parts.append(f"\n## {group}\n\n{_row(head)}\n{_row(['---'] * len(head))}\n")
+        parts.append(_row(_setting_cells(option)) + "\n")
+    return "".join(parts)
+
+
+def _setting_cells(option: config.Option[Any]) -> tuple[str, ...]:
+    value = "true|false" if option.is_switch else option.metavar
+    words = [f"`{word}`" for word in value.split("|")]
+    times = ", may be repeated" if option.repeatable else ""
+    default = f"`{option.default_text}`" if option.default_text else ""
+    return (
+        f"`--{option.flag}`",
+        f"`{option.environment}`",
+        " ".join(words) + times,
+        default,
+        option.help,
+    )
+
+
+PAGES = {"metrics": markdown, "configuration": configuration}
+
+
 def main() -> None:
-    """Print the page."""
-    print(markdown(), end="")
+    """Print the page that the first argument names, the metrics without one."""
+    print(PAGES[(sys.argv[1:] or ["metrics"])[0]](), end="")
 
 
 if __name__ == "__main__":

@@ -36,6 +36,11 @@ def test_monitors_keep_the_series_own_labels(tool: Tool, kind: str, key: str, fl
                 "sourceLabels": ["__meta_kubernetes_pod_node_name"],
                 "targetLabel": "instance",
             },
+            {
+                "action": "replace",
+                "sourceLabels": ["__meta_kubernetes_pod_node_name"],
+                "targetLabel": "node",
+            },
             {"action": "labeldrop", "regex": "pod|container|namespace|service|endpoint"},
         ],
     }

@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from qgpu_exporter import reference
+from qgpu_exporter import config, reference
 from qgpu_exporter.metrics.dcgm import DCGM
 from qgpu_exporter.metrics.family import Family
 from qgpu_exporter.metrics.native import NATIVE
@@ -24,15 +24,22 @@ def test_the_page_is_made_from_the_tables() -> None:
     assert PAGE.read_text() == reference.markdown(), "run `make docs`"
 
 
+def test_the_configuration_is_made_from_the_settings() -> None:
+    page = PAGE.with_name("configuration.md").read_text()
+    assert page == reference.configuration(), "run `make docs`"
+    flags = re.findall(r"^\| `--([a-z.-]+)` \|", page, re.MULTILINE)
+    assert flags == [option.flag for _, option in config.options()]
+
+
 def test_every_family_stands_in_the_page_once() -> None:
     rows = re.findall(r"^\| `([A-Za-z_]+[A-Za-z0-9_]*)` \|", PAGE.read_text(), re.MULTILINE)
     assert Counter(rows) == Counter(family.name for family in ALL)
 
 
-def test_the_module_prints_the_page() -> None:
-    command = [sys.executable, "-m", "qgpu_exporter.reference"]
+def test_the_module_prints_a_page() -> None:
+    command = [sys.executable, "-m", "qgpu_exporter.reference", "configuration"]
     printed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
-    assert printed.stdout == reference.markdown()
+    assert printed.stdout == reference.configuration()
 
 
 def test_units_are_told_where_names_have_none() -> None:

@@ -111,6 +111,10 @@ relabelings:
   - action: replace
     sourceLabels: [__meta_kubernetes_pod_node_name]
     targetLabel: instance
+  # Cards have this label by themselves; the exporter's own families and `up` get it here.
+  - action: replace
+    sourceLabels: [__meta_kubernetes_pod_node_name]
+    targetLabel: node
   # Else a card's series, which have no such labels, would get those of the exporter's own pod.
   - action: labeldrop
     regex: pod|container|namespace|service|endpoint
