@@ -63,6 +63,7 @@ class Processes:
             max_processes, UNKNOWN_SECONDS, timer=clock
         )
         self._thread: threading.Thread | None = None
+        self._answer: _Answer | None = None
 
     @property
     def health(self) -> SourceHealth:
@@ -87,10 +88,10 @@ class Processes:
         return names
 
     async def _in_thread(self, pids: list[int]) -> Mapping[int, CgroupNames]:
-        if self._thread is not None and self._thread.is_alive():
+        if self._answer is not None and not self._answer.given:
             # A read that hangs is never joined by a second one.
             raise SourceError("timeout", self._hangs())
-        answer = _Answer(asyncio.get_running_loop())
+        self._answer = answer = _Answer(asyncio.get_running_loop())
         # A daemon thread, unlike an executor's: one that hangs does not keep the service from
         # ending.
         self._thread = threading.Thread(
@@ -220,12 +221,15 @@ class _Answer:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self.future: asyncio.Future[Mapping[int, CgroupNames]] = loop.create_future()
+        self.given = False
+        """The work is done; the thread itself may live a moment longer."""
 
     def give(self, work: Callable[[], Mapping[int, CgroupNames]]) -> None:
         try:
             outcome: Mapping[int, CgroupNames] | Exception = work()
         except Exception as error:  # noqa: BLE001 - raised again where the answer is awaited
             outcome = error
+        self.given = True
         try:
             self._loop.call_soon_threadsafe(self._set, outcome)
         except RuntimeError:

@@ -277,3 +277,12 @@ async def test_a_read_that_hangs_is_given_up_and_not_joined(tmp_path: Path) -> N
     await asyncio.to_thread(thread.join, 10)
     assert await processes.ask([7]) == {7: POD}
     assert processes.health.up is True
+
+
+async def test_a_question_may_follow_the_last_answer_at_once(tmp_path: Path) -> None:
+    add(tmp_path, 7, in_pod())
+    processes = source(tmp_path)
+    # The thread that answered has not ended yet when its answer is taken.
+    for _ in range(200):
+        assert await processes.ask([7]) == {7: POD}
+    assert processes.health.failures == {}
