@@ -92,10 +92,11 @@ core-branches: pytest ## Check that golden and property tests alone reach every 
 
 # Each is committed, and a test compares it with what would be generated.
 .PHONY: docs
-docs: $(VENV)/.dev ## Generate the docs that are made from code (docs/metrics.md)
+docs: $(VENV)/.dev ## Generate the docs that are made from code (metrics.md, configuration.md)
 	mkdir -p build docs
-	$(BIN)/python -m qgpu_exporter.reference > build/metrics.md
-	mv build/metrics.md docs/metrics.md
+	for page in metrics configuration; do \
+		$(BIN)/python -m qgpu_exporter.reference $$page > build/$$page.md; \
+		mv build/$$page.md docs/$$page.md; done
 
 .PHONY: rules
 rules: $(VENV)/.dev ## Generate the rule files from alerts/templates and alerts/values.yaml
@@ -104,6 +105,37 @@ rules: $(VENV)/.dev ## Generate the rule files from alerts/templates and alerts/
 .PHONY: dashboards
 dashboards: $(VENV)/.dev ## Generate the dashboards' JSON from their Python sources
 	$(BIN)/python -m dashboards.build
+
+.PHONY: chart
+chart: $(VENV)/.dev tools ## Generate what follows from the chart (its copies and schema, deploy/manifests)
+	PYTHONPATH=. $(BIN)/python deploy/build.py --helm "$$($(BIN)/python -c 'from tests import tools; print(tools.find("helm"))')"
+
+# ---------------------------------------------------------------------------- image and release
+
+# Needs root on Debian; without either: docker build -f deploy/Dockerfile .
+.PHONY: image
+image: $(VENV)/.dev tools ## Build the image without a daemon and print where its files are
+	$(BIN)/python deploy/image.py
+
+.PHONY: release
+release: $(VENV)/.dev tools ## Make dist/: sdist, wheel, chart, manifests, bill of materials, checksums
+	PYTHONPATH=. $(BIN)/python deploy/release.py
+
+.PHONY: requirements
+requirements: ## Pin the image's dependencies with hashes (deploy/requirements*.txt)
+	rm -rf build/requirements && mkdir -p build/requirements
+	$(PYTHON) -m venv build/requirements/venv
+	build/requirements/venv/bin/python -m pip install -q --disable-pip-version-check pip-tools
+	$(PYTHON) -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb")); \
+		put = lambda name, lines: open(f"build/requirements/{name}.in", "w").write("\n".join(lines) + "\n"); \
+		put("requirements", project["project"]["dependencies"]); \
+		put("requirements-build", project["build-system"]["requires"])'
+	for name in requirements requirements-build; do \
+		{ echo "# Exact versions and hashes for the image; made by make requirements."; \
+		  build/requirements/venv/bin/pip-compile -q --generate-hashes --no-emit-index-url \
+			--no-emit-trusted-host --no-emit-find-links --no-header --no-annotate --strip-extras \
+			-c constraints.txt -o - build/requirements/$$name.in; } > deploy/$$name.txt; done
+	rm -rf build/requirements
 
 # ---------------------------------------------------------------------------- set-up
 

