@@ -263,15 +263,11 @@ class Poller:
         while True:
             await self._read()
             now = self._clock()
-            due = max(due + self._settings.interval_seconds, now)
+            if now >= due:
+                due = max(due + self._settings.interval_seconds, now)
+            # A reader that died need not wait for a long interval.
             retry_after = devices.retry_after_seconds
-            while due > now and retry_after is not None:
-                # A reader that died need not wait for a long interval.
-                await asyncio.sleep(min(due - now, retry_after))
-                await self._read()
-                now, retry_after = self._clock(), devices.retry_after_seconds
-            if due > now:
-                await asyncio.sleep(due - now)
+            await asyncio.sleep(due - now if retry_after is None else min(due - now, retry_after))
 
     async def _read(self) -> None:
         devices = self.sources.devices
