@@ -12,7 +12,7 @@ from typing import Self, TypeVar
 
 T = TypeVar("T")
 
-HANG_SECONDS = 60.0
+HANG_SECONDS = 120.0
 """Only a guard: what must come is waited for, and this ends a wait for what never does."""
 
 
