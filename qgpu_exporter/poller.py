@@ -251,9 +251,10 @@ class Poller:
                 group.create_task(self._ask_stack_forever(sources.stack))
 
     async def release(self, seconds: float, reason: str) -> None:
-        """Let go of the driver for a time."""
-        await self.sources.devices.release(reason, self._clock() + seconds)
-        self.changed()
+        """Let go of the driver for a time; what the node's labels ask for holds for longer."""
+        if self._label_release is None:
+            await self.sources.devices.release(reason, self._clock() + seconds)
+            self.changed()
 
     # ------------------------------------------------------------------ reading
 
@@ -285,15 +286,10 @@ class Poller:
 
     def _take(self, reading: Reading) -> None:
         """Fold a reading into what is kept."""
+        before = self._inventory.cards or {}
         self._reading, self._read_at = reading, self._clock()
         self._inventory = inventory.fold(self._inventory, reading)
-        for change in self._inventory.changes:
-            log.warning(
-                "card %s has index %d now and had %d: what names cards by index may mean another",
-                change.uuid,
-                change.now,
-                change.before,
-            )
+        self._tell_cards(before, reading)
         self._totals = totals.fold(
             self._totals,
             reading,
@@ -302,6 +298,26 @@ class Poller:
         )
         pods = self.sources.pods.latest if self.sources.pods else None
         self._totals = fold_core_seconds(self._totals, reading, self._names, pods, self._snapshot)
+
+    def _tell_cards(self, before: Mapping[int, inventory.KnownCard], reading: Reading) -> None:
+        """Log each card that moved, went down, is down for another reason, or is back, once."""
+        for change in self._inventory.changes:
+            log.warning(
+                "card %s has index %d now and had %d: what names cards by index may mean another",
+                change.uuid,
+                change.now,
+                change.before,
+            )
+        details = {failure.index: failure.detail for failure in reading.failures}
+        for index, card in (self._inventory.cards or {}).items():
+            known = before.get(index)
+            if card.down_reason == (known.down_reason if known else None):
+                continue
+            if card.down_reason is None:
+                log.info("card %d answers again", index)
+            else:
+                detail = details.get(index) or "the driver lists it no more"
+                log.warning("card %d is down (%s): %s", index, card.down_reason, detail)
 
     # ------------------------------------------------------------------ joining
 

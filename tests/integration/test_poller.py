@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from qgpu_exporter.demo.workloads import qgpu_pod
@@ -21,6 +23,12 @@ def source(exporter: Exporter, name: str) -> str:
         if f'source="{name}"' in line
     ]
     return found[0] if found else "absent"
+
+
+async def another_round(exporter: Exporter) -> None:
+    devices = exporter.poller.sources.devices
+    before = devices.latest
+    await until(lambda: devices.latest is not before)
 
 
 async def test_a_deleted_pod_is_gone_with_the_api_s_word_although_cards_are_read_hourly() -> None:
@@ -97,6 +105,24 @@ async def test_without_the_api_what_the_kubelet_lists_is_shown_and_annotations_a
         await until(lambda: "reserved-idle" not in exporter.pods("node_gpu_allocation_info"))
 
 
+async def test_a_card_that_goes_down_and_comes_back_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def told() -> list[str]:
+        return [text for text in caplog.messages if text.startswith("card ")]
+
+    with caplog.at_level(logging.INFO):
+        async with exporting(QUICK) as exporter:
+            exporter.node.world.cards.lose(2)
+            await until(lambda: 'reason="lost"' in "".join(exporter.lines("node_gpu_down_info")))
+            # Two further rounds find it lost again.
+            await another_round(exporter)
+            await another_round(exporter)
+            exporter.node.world.cards.recover()
+            await until(lambda: exporter.lines("node_gpu_down_info") == [])
+    assert told() == ["card 2 is down (lost): simulated", "card 2 answers again"]
+
+
 async def test_a_driver_that_fails_takes_the_readings_and_nothing_else() -> None:
     async with exporting(QUICK) as exporter:
         assert len(exporter.lines("node_gpu_temperature_celsius")) == 8
@@ -167,6 +193,19 @@ async def test_a_driver_that_stays_unusable_ends_the_poller() -> None:
     assert isinstance(error, ExceptionGroup)
     assert [str(one) for one in error.exceptions] == ["simulated"]
     assert isinstance(error.exceptions[0], DriverUnusable)
+
+
+async def test_a_release_by_hand_shortens_no_release_by_a_label() -> None:
+    now = [1000.0]
+    async with exporting(QUICK, clock=lambda: now[0]) as exporter:
+        devices = exporter.poller.sources.devices
+        labels = {"metadata": {"labels": {"nvidia.com/mig.config.state": "pending"}}}
+        exporter.node.world.api.patch("nodes", f"/{exporter.node.name}", labels)
+        await until(lambda: devices.health.released)
+        await exporter.poller.release(60.0, "by hand")
+        now[0] += 61.0
+        assert devices.released
+        assert devices.health.detail == "node label nvidia.com/mig.config.state is pending"
 
 
 @pytest.mark.parametrize(
