@@ -134,8 +134,8 @@ requirements: ## Pin the image's dependencies with hashes (deploy/requirements*.
 		{ echo "# Exact versions and hashes for the image; made by make requirements."; \
 		  build/requirements/venv/bin/pip-compile -q --generate-hashes --no-emit-index-url \
 			--no-emit-trusted-host --no-emit-find-links --no-header --no-annotate --strip-extras \
-			-c constraints.txt -o - build/requirements/$$name.in; } > deploy/$$name.txt; done
-	rm -rf build/requirements
+			-c constraints.txt -o - build/requirements/$$name.in; } > build/requirements/$$name.txt; done
+	mv build/requirements/*.txt deploy/ && rm -rf build/requirements
 
 # ---------------------------------------------------------------------------- set-up
 
