@@ -154,6 +154,40 @@ async def test_xids_count_once_and_outlive_the_reader(tmp_path: Path) -> None:
         assert page.value("DCGM_FI_DEV_XID_ERRORS", UUID=presets.uuid(0)) == 94
 
 
+async def test_the_kernel_log_tells_more_and_nothing_twice(tmp_path: Path) -> None:
+    stub = Stub(tmp_path, [presets.t4()])
+    log = tmp_path / "kmsg"
+    record = "4,{0},{1},-;NVRM: Xid (PCI:0000:01:00): {2}, pid=704, name=train\n"
+    uptime_us = int(time.clock_gettime(time.CLOCK_BOOTTIME) * 1e6)
+    log.write_text(record.format(1, uptime_us - 2_000_000, 48))
+    flags = ["--devices.kmsg", f"--path.kmsg={log}"]
+    name = "node_gpu_xid_errors_total"
+    async with (
+        cluster(tmp_path) as node,
+        running(*node.flags(), *FAST, *flags, environment=stub.environment()) as service,
+    ):
+        # What stood there before the service started is history: a time and no count.
+        page = await service.until(
+            lambda page: bool(page.rows("node_gpu_xid_last_timestamp_seconds", xid="48"))
+        )
+        assert page.value(name, gpu="0", xid="48") == 0
+        assert page.up("kmsg") == 1
+
+        # One incident, told by the driver and by the kernel.
+        stub.set({"event.1": "0:79"})
+        with log.open("a") as more:
+            more.write(record.format(2, uptime_us, 79))
+        await service.until(lambda page: page.value(name, gpu="0", xid="79") == 1)
+        # One that only the kernel tells; when it is there, both words of the other have come.
+        stub.set({"event.2": "0:94"})
+        with log.open("a") as more:
+            more.write(record.format(3, uptime_us, 63))
+        page = await service.until(
+            lambda page: page.value(name, xid="63") == 1 and page.value(name, xid="94") == 1
+        )
+        assert page.value(name, gpu="0", xid="79") == 1
+
+
 async def test_mig_is_switched_off_and_on_while_running(tmp_path: Path) -> None:
     # GPM is refused here: then nothing says how busy a slice is, and nobody claims it.
     without_gpm = presets.h100_mig() | {"nvmlGpmQueryDeviceSupport": 0}

@@ -87,6 +87,25 @@ async def test_after_an_upgrade_a_new_reader_loads_the_new_library(tmp_path: Pat
         assert await service.reader() != old
 
 
+async def test_a_driver_that_crashes_ends_no_more_than_its_reader(tmp_path: Path) -> None:
+    stub = Stub(tmp_path, [presets.t4()])
+    stub.set({"crash.nvmlInitWithFlags": 1})
+    async with (
+        cluster(tmp_path) as node,
+        running(*node.flags(), *FAST, environment=stub.environment()) as service,
+    ):
+        await service.ready()
+        node.share("p1", 0, core=50, memory=4)
+        page = await service.until(lambda page: restarts(page).get("crash", 0) >= 2)
+        assert page.up("nvml") == 0
+        assert page.up("kubernetes") == 1
+        # The same fault again is no news.
+        assert len(service.complaints()) == 1
+        stub.set({"crash.nvmlInitWithFlags": None})
+        page = await service.until(lambda page: page.value("node_gpu_core_request") == 50)
+        assert page.by("gpu", "node_gpu_up") == {"0": 1}
+
+
 @pytest.mark.parametrize(
     "fault", [{"error.nvmlInitWithFlags": MISMATCH}, {"0.error.*": UNKNOWN}], ids=str
 )

@@ -18,6 +18,7 @@ from tests.integration.services import GUARD_SECONDS, Service, running
 from tests.promtool.test_promtool import findings
 
 NATIVE = "--metrics.dialects=native"
+EVERY = "--metrics.dialects=native,dcgm,tke"
 CARDS = 8
 MINE = '{namespace="demo", pod="mine"}'
 
@@ -120,7 +121,7 @@ async def test_series_end_with_their_pod_and_come_back_with_the_next(
     tool: Callable[[str], str], tmp_path: Path
 ) -> None:
     add = "add-pod?pod=mine&gpu=3"
-    async with running("demo", NATIVE) as demo:
+    async with running("demo", EVERY) as demo:
         control = await control_of(demo)
         # The card is free once the pod that only keeps it has gone.
         await make_happen(control, "delete-pod?namespace=platform&pod=reserved-idle&grace=0")

@@ -64,8 +64,12 @@ async def test_by_labels_and_by_a_signal(tmp_path: Path) -> None:
             (CLIENT, "paused-for-mig-change", "true"),
             (UPGRADE, "pod-restart-required", "upgrade-done"),
         ):
+            if name == UPGRADE:
+                # Also from a driver that does not let go by itself.
+                stub.set({"0.hang.*": 1000})
             node.label({name: busy})
             page = await let_go(service, stub)
+            stub.set({"0.hang.*": None})
             if name == MIG_STATE:
                 assert page.by("state", "node_gpu_mig_config_state")[busy] == 1
             # Who holds what is no matter of the driver.
