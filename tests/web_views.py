@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 import aiohttp
 
-from qgpu_exporter.exposition import Exposition
+from qgpu_exporter.exposition import TEXT, Exposition, Format
 from qgpu_exporter.metrics.native import NATIVE
 from qgpu_exporter.metrics.service import SERVICE
 from qgpu_exporter.model import Snapshot, Status
@@ -15,6 +16,8 @@ from qgpu_exporter.web.server import Server, WebSettings, serving
 from tests import worlds
 
 LOCAL = (("127.0.0.1", 0),)
+GUARD_SECONDS = 10.0
+"""Only against a hang."""
 
 
 class SetView:
@@ -40,6 +43,27 @@ class SetView:
     def count_scrape(self, outcome: str) -> None:
         """Count, as the service does."""
         self.counts[outcome] = self.counts.get(outcome, 0) + 1
+
+
+class HeldExposition(Exposition):
+    """Renders only once it is let."""
+
+    def __init__(self) -> None:
+        super().__init__(NATIVE, SERVICE)
+        self.entered = threading.Event()
+        self.let = threading.Event()
+
+    def page(
+        self,
+        snapshot: Snapshot | None,
+        status: Status,
+        fmt: Format = TEXT,
+        names: Collection[str] | None = None,
+    ) -> bytes:
+        """The page, later."""
+        self.entered.set()
+        self.let.wait(GUARD_SECONDS)
+        return super().page(snapshot, status, fmt, names)
 
 
 def full_view() -> SetView:

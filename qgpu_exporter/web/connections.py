@@ -1,4 +1,9 @@
-"""Accepts connections and bounds them: how many, how long without a request, how long in one."""
+"""Accepts connections and bounds them: how many, how long without a request, how long in one.
+
+It accepts by itself, since asyncio's own servers take one TLS context for good, in which neither
+client authorities nor versions can be taken back, and show nobody a connection that has not shaken
+hands yet, so that nothing could bound those.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +11,9 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +69,7 @@ class Connection(asyncio.Protocol):
         self.handler = handler
         self.asked = False
         """Whether a request was ever complete on it."""
+        self.answering = False
         self._listener = listener
         self._transport: asyncio.BaseTransport | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -82,8 +88,15 @@ class Connection(asyncio.Protocol):
 
     def request_began(self) -> None:
         """A request head is complete: the time for it and for the next one begins."""
-        self.asked = True
+        self.asked = self.answering = True
         self._end_in(self._listener.patience.next_request)
+
+    def request_ended(self) -> None:
+        """The answer is made: from now on the connection may be given up for a new one."""
+        self.answering = False
+        connections = self._listener.connections
+        if connections.pop(self.handler, None) is not None:
+            connections[self.handler] = self
 
     def abort(self) -> None:
         """Cut the connection off; what was not sent is lost."""
@@ -136,10 +149,13 @@ class Listener:
         self.security = security
         self.patience = patience
         self.connections = connections
-        """By aiohttp's handler, oldest first."""
+        """By aiohttp's handler, that which was last answered longest ago first."""
         self._make_handler = make_handler
         self._sockets: list[socket.socket] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._accepting: list[asyncio.Task[None]] = []
+        self._welcomes: set[asyncio.Task[None]] = set()
+        self._handshakes: dict[asyncio.Task[None], None] = {}
+        """Those of the welcomes that wait for a client's part of TLS, oldest first."""
         self._told: set[str] = set()
 
     @property
@@ -161,19 +177,20 @@ class Listener:
         except OSError:
             self._close_sockets()
             raise
-        for one in self._sockets:
-            self._keep(self._accept_forever(one))
+        loop = asyncio.get_running_loop()
+        self._accepting = [loop.create_task(self._accept_forever(one)) for one in self._sockets]
 
     def stop_listening(self) -> None:
         """Accept nothing more; connections that are open stay."""
-        for task in self._tasks:
+        for task in (*self._accepting, *self._welcomes):
             task.cancel()
         self._close_sockets()
 
     async def stopped(self) -> None:
         """Wait until nothing is accepted or shaken hands with any more."""
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        ending = (*self._accepting, *self._welcomes)
+        if ending:
+            await asyncio.wait(ending)
 
     def abort_all(self) -> None:
         """Cut off every connection."""
@@ -183,11 +200,6 @@ class Listener:
     def _close_sockets(self) -> None:
         for one in self._sockets:
             one.close()
-
-    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _accept_forever(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -202,28 +214,49 @@ class Listener:
                 await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
                 continue
             if self._has_room():
-                self._keep(self._welcome(client))
+                self._begin(client)
             else:
                 client.close()
+            # Who gave way is gone only when the loop has run.
+            await asyncio.sleep(0)
 
     def _has_room(self) -> bool:
-        """Whether one more may come; the one that has waited longest to ask makes place for it."""
-        if len(self.connections) + len(self._tasks) < MAX_CONNECTIONS:
+        """Whether one more may come; who has waited longest and is not being answered gives way."""
+        if len(self.connections) + len(self._welcomes) < MAX_CONNECTIONS:
             return True
-        for connection in self.connections.values():
-            if not connection.asked:
-                connection.abort()
-                return True
+        if self._handshakes:
+            oldest = next(iter(self._handshakes))
+            del self._handshakes[oldest]
+            oldest.cancel()
+            return True
+        waiting = [one for one in self.connections.values() if not one.answering]
+        if waiting:
+            # The first in the dict of those that have never asked, else the first of all.
+            min(waiting, key=lambda one: one.asked).abort()
+            return True
         self.tell_once(f"more than {MAX_CONNECTIONS} connections: new ones are closed")
         return False
 
-    async def _welcome(self, client: socket.socket) -> None:
-        """Shake hands; a client that cannot is gone without a log line, as scanners come often."""
-        loop = asyncio.get_running_loop()
+    def _begin(self, client: socket.socket) -> None:
         client.setblocking(False)
         context = self.security.context()
+        task = asyncio.get_running_loop().create_task(self._welcome(client, context))
+        self._welcomes.add(task)
+        if context is not None:
+            self._handshakes[task] = None
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._welcomes.discard(task)
+            self._handshakes.pop(task, None)
+            if task.cancelled():
+                client.close()
+
+        task.add_done_callback(ended)
+
+    async def _welcome(self, client: socket.socket, context: ssl.SSLContext | None) -> None:
+        """Shake hands; a client that cannot is gone without a log line, as scanners come often."""
         try:
-            await loop.connect_accepted_socket(
+            await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: Connection(self._make_handler(), self),
                 client,
                 ssl=context,

@@ -147,6 +147,18 @@ class _RequestHandler(web.RequestHandler):
 
     __slots__ = ()
 
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send; an expectation is refused before any middleware, in a text that repeats it."""
+        if isinstance(resp, web.HTTPExpectationFailed):
+            resp.text = "expectation failed\n"
+        return await super().finish_response(request, resp, start_time)
+
+    def log_exception(self, *args: object, **named: object) -> None:
+        """What aiohttp did not expect; a stranger may repeat it, so once for each kind."""
+        _log_once(named.get("exc_info"), "a connection failed: %s", str(args[0]))
+
     def handle_error(
         self,
         request: web.BaseRequest,
@@ -187,6 +199,8 @@ async def _listening(
             access_log=_no_access_log,
             keepalive_timeout=patience.next_request,
             lingering_time=1.0,
+            # No body is read, so none is unpacked.
+            auto_decompress=False,
             max_line_size=MAX_HEAD_LINE_BYTES,
             max_field_size=MAX_HEAD_LINE_BYTES,
             max_headers=MAX_HEADERS,
@@ -243,9 +257,13 @@ def _set_headers(response: web.StreamResponse, headers: Mapping[str, str]) -> No
 async def _begin(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Tell the connection that a whole head has come."""
     connection = request.app[_CONNECTIONS].get(request.protocol)
-    if connection is not None:
-        connection.request_began()
-    return await handler(request)
+    if connection is None:
+        return await handler(request)
+    connection.request_began()
+    try:
+        return await handler(request)
+    finally:
+        connection.request_ended()
 
 
 @web.middleware
@@ -257,13 +275,18 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return text(405, "only GET and HEAD", {"Allow": "GET, HEAD"})
     except web.HTTPException as error:
         return text(error.status, error.reason.lower())
-    except Exception as error:
-        # Once for each kind: a stranger may repeat the request that shows a fault of ours.
-        kind = f"{type(error).__name__} at {request.match_info.handler.__qualname__}"
-        if kind not in _told and len(_told) < MAX_TOLD:
-            _told.add(kind)
-            log.exception("a request failed: %s", kind)
+    except Exception as error:  # noqa: BLE001 -- whatever it is, the client gets an answer
+        # A stranger may repeat the request that shows a fault of ours.
+        _log_once(error, "a request failed: %s", request.match_info.handler.__qualname__)
         return text(500, "internal error")
+
+
+def _log_once(error: object, line: str, place: str) -> None:
+    """Log an exception with its traceback, the first time that one of its kind is at `place`."""
+    kind = f"{type(error).__name__} at {place}"
+    if kind not in _told and len(_told) < MAX_TOLD:
+        _told.add(kind)
+        log.error(line, kind, exc_info=error if isinstance(error, BaseException) else None)
 
 
 @web.middleware

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,7 +17,7 @@ from qgpu_exporter.web import connections
 from qgpu_exporter.web.connections import Patience
 from qgpu_exporter.web.server import Server, WebSettings, serving
 from tests import worlds
-from tests.web_views import LOCAL, SetView, full_view
+from tests.web_views import LOCAL, HeldExposition, SetView, full_view
 
 GUARD_SECONDS = 10.0
 
@@ -93,6 +94,38 @@ async def test_a_body_is_refused_and_not_read() -> None:
         assert answer.startswith(b"HTTP/1.1 413 ")
         assert b"Connection: close" in answer
         assert await is_served(server)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        request(b"Content-Encoding: gzip", b"Content-Length: 3", b"Connection: close") + b"abc",
+        request(b"Transfer-Encoding: chunked", b"Connection: close") + b"zz\r\n\r\n",
+        request(b"Content-Length: 9", b"Connection: close") + b"short",
+        request(b"Expect: 100-continue", b"Content-Length: 9", b"Connection: close"),
+        b"CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\nabc",
+    ],
+    ids=["encoded", "chunked", "short", "continue", "connect"],
+)
+async def test_a_broken_body_is_refused_without_a_log_line(
+    data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served() as server:
+        answer = await said(server, data)
+        assert re.search(rb"^HTTP/1\.[01] 4(00|13) ", answer, re.MULTILINE), answer
+        assert await is_served(server)
+    assert [one for one in caplog.records if one.levelno >= logging.INFO] == []
+
+
+@pytest.mark.parametrize("target", [b"/metrics", b"/-/healthy", b"/nowhere"])
+async def test_an_expectation_is_not_repeated(target: bytes) -> None:
+    async with served() as server:
+        answer = await said(
+            server, request(b"Expect: <b>a</b>", b"Connection: close", target=target)
+        )
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 417 ")
+    assert body == b"expectation failed\n"
 
 
 @pytest.mark.parametrize(
@@ -194,6 +227,38 @@ async def test_silent_connections_do_not_keep_others_out() -> None:
         ]
         assert await is_served(server)
         for _, writer in opened:
+            writer.close()
+
+
+async def test_connections_that_are_kept_do_not_keep_others_out() -> None:
+    async with served() as server:
+        opened: list[Stream] = []
+        for _ in range(connections.MAX_CONNECTIONS):
+            reader, writer = await asyncio.open_connection(*server.addresses[0])
+            writer.write(request(target=b"/-/healthy"))
+            await reader.readuntil(b"healthy\n")
+            opened.append((reader, writer))
+        assert await is_served(server)
+        for _, writer in opened:
+            writer.close()
+
+
+async def test_connections_that_are_answered_are_not_cut_off_for_others() -> None:
+    exposition = HeldExposition()
+    view = SetView(worlds.full_snapshot(), worlds.full_status(), exposition)
+    async with served(view=view) as server:
+        first, asking = await asyncio.open_connection(*server.addresses[0])
+        asking.write(request(b"Connection: close"))
+        assert await asyncio.to_thread(exposition.entered.wait, GUARD_SECONDS)
+        opened: list[Stream] = [
+            await asyncio.open_connection(*server.addresses[0])
+            for _ in range(connections.MAX_CONNECTIONS + 20)
+        ]
+        assert await is_served(server)
+        exposition.let.set()
+        async with asyncio.timeout(GUARD_SECONDS):
+            assert (await first.read()).startswith(b"HTTP/1.1 200 OK")
+        for writer in (asking, *(one for _, one in opened)):
             writer.close()
 
 

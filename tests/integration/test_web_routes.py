@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import threading
-from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +19,7 @@ from qgpu_exporter.metrics.service import SERVICE
 from qgpu_exporter.model import Snapshot, Status
 from qgpu_exporter.web.server import WebSettings, serving
 from tests import worlds
-from tests.web_views import LOCAL, SetView, client_of, full_view
+from tests.web_views import LOCAL, HeldExposition, SetView, client_of, full_view
 
 GUARD_SECONDS = 10.0
 TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -100,27 +98,6 @@ async def test_scrapes_are_counted() -> None:
         await client.get("/metrics")
         await client.get("/metrics")
     assert view.counts == {"ok": 2}
-
-
-class HeldExposition(Exposition):
-    """Renders only once it is let."""
-
-    def __init__(self) -> None:
-        super().__init__(NATIVE, SERVICE)
-        self.entered = threading.Event()
-        self.let = threading.Event()
-
-    def page(
-        self,
-        snapshot: Snapshot | None,
-        status: Status,
-        format: Format = TEXT,  # noqa: A002 -- the name that is overridden
-        names: Collection[str] | None = None,
-    ) -> bytes:
-        """The page, later."""
-        self.entered.set()
-        self.let.wait(GUARD_SECONDS)
-        return super().page(snapshot, status, format, names)
 
 
 async def test_one_scrape_more_than_allowed_is_refused() -> None:

@@ -18,6 +18,7 @@ import pytest
 from cryptography import x509
 
 from qgpu_exporter.config import ConfigError
+from qgpu_exporter.web import connections
 from qgpu_exporter.web.server import Server, WebSettings, serving
 from tests import worlds
 from tests.certificates import Authority
@@ -243,6 +244,17 @@ async def test_only_clients_with_an_allowed_name(
         assert await refused(server, client) is not allowed
         nameless = site.client_context(site.authority.issue("prometheus"))
         assert await refused(server, nameless)
+
+
+async def test_handshakes_that_do_not_end_do_not_keep_others_out(site: Site) -> None:
+    async with served(site, TLS) as server:
+        opened = [
+            await asyncio.open_connection(*server.addresses[0])
+            for _ in range(connections.MAX_CONNECTIONS + 20)
+        ]
+        assert await status(server, context=site.client_context()) == 200
+        for _, writer in opened:
+            writer.close()
 
 
 async def test_probes_on_their_own_address_need_no_certificate(site: Site) -> None:
