@@ -151,7 +151,10 @@ def alive(pid: int) -> bool:
 async def running(
     *words: str, environment: Mapping[str, str] | None = None
 ) -> AsyncIterator[Service]:
-    """The command, from when it listens on a port of its own on loopback."""
+    """The command, from when it listens on a port of its own on loopback.
+
+    At the end a signal must end it in order, with its reader, and without an unexpected error.
+    """
     inherited = {name: value for name, value in os.environ.items() if name not in _UNSET}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "qgpu_exporter", *words, "--web.listen-address=127.0.0.1:0"),
@@ -167,16 +170,18 @@ async def running(
             await service.listening.wait()
         assert service.url, "\n".join(service.lines)
         yield service
+        if process.returncode is None:
+            left = service.children()
+            process.terminate()
+            assert await service.ended() == 0
+            assert not [pid for pid in left if alive(pid)]
     finally:
-        try:
-            if process.returncode is None:
-                process.terminate()
-            await service.ended()
-        finally:
-            if process.returncode is None:
-                process.kill()
-            await session.close()
-            await following
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        await session.close()
+        await following
+    assert not [line for line in service.lines if "Traceback" in line]
 
 
 # ------------------------------------------------------------------ the far ends

@@ -84,6 +84,7 @@ async def test_every_call_unknown_and_then_the_library_must_be_initialised(tmp_p
         cluster(tmp_path) as node,
         running(*node.flags(), *FAST, environment=stub.environment()) as service,
     ):
+        await service.ready()
         node.share("p1", 0, core=50, memory=4)
         await service.until(
             lambda page: (
@@ -119,6 +120,7 @@ async def test_xids_count_once_and_outlive_the_reader(tmp_path: Path) -> None:
         cluster(tmp_path) as node,
         running(*node.flags(), *FAST, environment=stub.environment()) as service,
     ):
+        await service.ready()
         # The event set does not know what happened before the card was registered with it.
         page = await service.until(
             lambda page: page.value("node_gpu_xid_errors_total", xid="79") == 0
@@ -166,6 +168,7 @@ async def test_the_kernel_log_tells_more_and_nothing_twice(tmp_path: Path) -> No
         cluster(tmp_path) as node,
         running(*node.flags(), *FAST, *flags, environment=stub.environment()) as service,
     ):
+        await service.ready()
         # What stood there before the service started is history: a time and no count.
         page = await service.until(
             lambda page: bool(page.rows("node_gpu_xid_last_timestamp_seconds", xid="48"))
@@ -197,6 +200,7 @@ async def test_mig_is_switched_off_and_on_while_running(tmp_path: Path) -> None:
         cluster(tmp_path) as node,
         running(*node.flags(), *FAST, environment=stub.environment()) as service,
     ):
+        await service.ready()
         node.whole("sliced", [instance], profile)
         page = await service.until(
             lambda page: page.value("node_gpu_core_request", pod="sliced") is not None
@@ -258,6 +262,7 @@ async def test_a_card_is_unplugged_and_another_put_in_its_place(tmp_path: Path) 
         cluster(tmp_path) as node,
         running(*node.flags(), *FAST, environment=stub.environment()) as service,
     ):
+        await service.ready()
         node.whole("holder", [presets.uuid(1)])
         await service.until(lambda page: page.value("node_gpu_core_request") == 100)
         stub.set({"count": 1})

@@ -72,6 +72,7 @@ async def test_after_an_upgrade_a_new_reader_loads_the_new_library(tmp_path: Pat
         cluster(tmp_path) as node,
         running(*node.flags(), *FAST, environment=stub.environment()) as service,
     ):
+        await service.ready()
         await service.until(lambda page: page.by("gpu", "node_gpu_up") == {"0": 1})
         old = await service.reader()
         # The kernel module is of another version now; a new process loads the library that fits.
@@ -151,6 +152,7 @@ async def test_a_leaking_driver_meets_the_ceiling(tmp_path: Path) -> None:
         cluster(tmp_path) as node,
         running(*node.flags(), *FAST, *ceiling, environment=stub.environment()) as service,
     ):
+        await service.ready()
         first = await service.reader()
         page = await service.until(
             lambda page: page.by("gpu", "node_gpu_up") == {"0": 1} and restarts(page) != {}
@@ -168,6 +170,7 @@ async def test_the_same_driver_is_not_asked_by_default(tmp_path: Path) -> None:
         cluster(tmp_path) as node,
         running(*node.flags(), *FAST, environment=stub.environment()) as service,
     ):
+        await service.ready()
         page = await service.until(lambda page: page.by("gpu", "node_gpu_up") == {"0": 1})
         assert page.rows("node_gpu_persistence_mode") == []
     assert "nvmlDeviceGetPersistenceMode 0" not in stub.calls()

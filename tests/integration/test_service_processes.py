@@ -116,6 +116,7 @@ async def test_a_card_without_process_readings_claims_nothing(tmp_path: Path) ->
         cluster(tmp_path) as node,
         running(*node.flags(), "--interval=200ms", environment=stub.environment()) as service,
     ):
+        await service.ready()
         node.whole("holder", [presets.uuid(0)])
         page = await service.until(
             lambda page: (
