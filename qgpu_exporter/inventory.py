@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 
 from qgpu_exporter.model import (
@@ -74,6 +74,7 @@ def fold(inventory: Inventory, reading: Reading) -> Inventory:
     for index, card in before.items():
         if index not in found and card.identity.uuid and card.identity.uuid not in uuids:
             found[index] = replace(card, down_reason=MISSING)
+    found = _places_given_up(found, reading.cards)
     changes = _changes(before, found)
     return Inventory(
         cards=dict(sorted(found.items())),
@@ -162,6 +163,26 @@ def _failed(
         )
     identity = replace(kept.identity, index=failure.index)
     return replace(kept, identity=identity, down_reason=failure.reason)
+
+
+def _places_given_up(
+    found: Mapping[int, KnownCard], answering: Collection[CardReading]
+) -> dict[int, KnownCard]:
+    """A card that is down has no minor number or PCI address that an answering one now has."""
+    minors = {card.identity.minor for card in answering}
+    addresses = {card.identity.pci_bus_id for card in answering}
+
+    def without_taken(card: KnownCard) -> KnownCard:
+        identity = card.identity
+        if card.down_reason is None:
+            return card
+        if identity.minor in minors:
+            identity = replace(identity, minor=None)
+        if identity.pci_bus_id in addresses:
+            identity = replace(identity, pci_bus_id=None)
+        return replace(card, identity=identity)
+
+    return {index: without_taken(card) for index, card in found.items()}
 
 
 def _changes(

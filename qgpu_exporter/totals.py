@@ -204,16 +204,24 @@ class _XidFold:
         return self.by_pci.get(event.pci_bus_id or "")
 
     def partner(self, event: Xid) -> Xid | None:
-        """The same incident as the other origin told it; that one then pairs no more."""
-        for position, other in enumerate(self.unpaired):
-            if (
-                other.origin != event.origin
-                and (other.uuid, other.xid) == (event.uuid, event.xid)
-                and abs(other.timestamp_seconds - event.timestamp_seconds) <= SAME_INCIDENT_SECONDS
-            ):
-                del self.unpaired[position]
-                return other
-        return None
+        """The same incident as the other origin told it; that one then pairs no more.
+
+        Of several the one about the same instance; one origin may name it and the other not.
+        """
+        found = [
+            other
+            for other in self.unpaired
+            if other.origin != event.origin
+            and (other.uuid, other.xid) == (event.uuid, event.xid)
+            and abs(other.timestamp_seconds - event.timestamp_seconds) <= SAME_INCIDENT_SECONDS
+        ]
+        mig = self.mig_of(event)
+        same = [other for other in found if self.mig_of(other) == mig]
+        unnamed = [other for other in found if None in (self.mig_of(other), mig)]
+        partner = next(iter(same + unnamed), None)
+        if partner is not None:
+            self.unpaired.remove(partner)
+        return partner
 
     def mig_of(self, event: Xid) -> str | None:
         instance = event.gpu_instance

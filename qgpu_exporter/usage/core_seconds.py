@@ -52,24 +52,23 @@ def fold_core_seconds(
         elif card.process_window is not None:
             until_us = card.process_window.until_us
             if names is not None:
-                _add_processes(seconds, card, kept.process_window_until_us, names, owners)
+                busy = busy_seconds(card.process_window, kept.process_window_until_us)
+                _add_processes(seconds, card.identity.index, busy, names, owners)
             cards[card.identity.uuid] = replace(kept, process_window_until_us=until_us)
     return replace(totals, cards=cards, container_core_seconds=dict(seconds))
 
 
 def _add_processes(
     seconds: Seconds,
-    card: CardReading,
-    last_until_us: int,
+    gpu: int,
+    busy_by_pid: Mapping[int, float],
     names: Mapping[int, CgroupNames],
     owners: Owners,
 ) -> None:
-    if card.process_window is None:
-        return
-    for pid, busy in busy_seconds(card.process_window, last_until_us).items():
+    for pid, busy in busy_by_pid.items():
         found = owners.find(names[pid]) if pid in names else None
         if isinstance(found, Owner):
-            seconds[(card.identity.index, *found.key, found.pod_uid)] += busy
+            seconds[(gpu, *found.key, found.pod_uid)] += busy
 
 
 def _add_slices(

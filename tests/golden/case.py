@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 import yaml
 
-from qgpu_exporter import cgroups, inventory, totals
+from qgpu_exporter import cgroups, inventory, totals, xids
 from qgpu_exporter.exposition import EOF, OPENMETRICS, TEXT, Dropped, Format, render
 from qgpu_exporter.metrics.dcgm import dcgm_families
 from qgpu_exporter.metrics.family import Family
@@ -31,12 +31,15 @@ from qgpu_exporter.model import (
     Process,
     ProcessSample,
     ProcessWindow,
+    ReaderError,
     Reading,
     SliceDevice,
     Snapshot,
     Totals,
+    Xid,
 )
 from qgpu_exporter.snapshot import JoinInputs, join
+from qgpu_exporter.sources import kmsg
 from qgpu_exporter.sources.kubernetes.gpus import decode_gpu
 from qgpu_exporter.sources.kubernetes.node import decode_node
 from qgpu_exporter.sources.kubernetes.pods import decode_pod
@@ -53,6 +56,11 @@ FAMILIES: Mapping[str, Sequence[Family[Snapshot, Any]]] = {
     "dcgm": dcgm_families(),
     "tke": tke_families(),
 }
+
+
+def card_uuid(index: int) -> str:
+    """The UUID of the card that has this index, unless its case says otherwise."""
+    return f"GPU-{index:08d}-aaaa-4bbb-8ccc-{index:012d}"
 
 
 class _Strict(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
@@ -105,11 +113,15 @@ class ProcessForm(_Strict):
 
 
 class CardForm(_Strict):
-    """A card: `uuid` and `minor` follow from the index unless given; `down` is a reason."""
+    """A card: `uuid` and `minor` follow from the index unless given; `down` is a reason.
+
+    A card that is down and whose `uuid` is an empty text has not told who it is.
+    """
 
     index: int
     uuid: str | None = None
     minor: int | None = None
+    pci_bus_id: str | None = None
     memory: MemoryMib | None = None
     mig: list[SliceForm] | None = None
     processes: list[ProcessForm] | None = None
@@ -123,8 +135,9 @@ class CardForm(_Strict):
         number = self.index
         return CardIdentity(
             index=number,
-            uuid=self.uuid or f"GPU-{number:08d}-aaaa-4bbb-8ccc-{number:012d}",
+            uuid=card_uuid(number) if self.uuid is None else self.uuid,
             minor=number if self.minor is None else self.minor,
+            pci_bus_id=self.pci_bus_id,
         )
 
     def model(self, timestamp_seconds: float) -> CardReading:
@@ -152,6 +165,20 @@ class CardForm(_Strict):
         return replace(card, **{name: getattr(more, name) for name in self.reading})
 
 
+class EventForm(_Strict):
+    """An XID that the driver tells of card `index`, or of one of its instances."""
+
+    index: int
+    xid: int
+    gi: int | None = None
+    ci: int | None = None
+
+    def model(self, timestamp_seconds: float) -> Xid:
+        """The event as the reader gives it."""
+        uuid = card_uuid(self.index)
+        return Xid(timestamp_seconds, self.xid, uuid, None, self.gi, self.ci)
+
+
 class Moment(_Strict):
     """What the sources say at one time; a key that is not given says the same as before.
 
@@ -162,6 +189,14 @@ class Moment(_Strict):
     at: float = 0.0
     """Seconds since the case's start, of both clocks."""
     cards: list[CardForm] | msgspec.UnsetType | None = msgspec.UNSET
+    error: str | None = None
+    """Why the reader could ask no card at all; `cards` is then an empty list."""
+    events: tuple[EventForm, ...] = ()
+    """XIDs that the driver tells with this moment's `cards`."""
+    kernel_log: tuple[str, ...] = ()
+    """New lines, taken before the moment's `cards` are read."""
+    old_kernel_log: tuple[str, ...] = ()
+    """Lines that stood there a minute before this moment, and before the exporter started."""
     pods: list[dict[str, Any]] | msgspec.UnsetType | None = msgspec.UNSET
     pods_overdue: bool = False
     pod_resources: list[dict[str, Any]] | msgspec.UnsetType | None = msgspec.UNSET
@@ -183,6 +218,8 @@ class Case(Moment):
     """Which families the page shows: regular expressions for their whole names."""
     gpushare_memory_unit: Literal["auto", "GiB", "MiB"] = "auto"
     volcano_memory_factor: int = 1
+    xid_codes: tuple[int, ...] = ()
+    """XIDs whose counters are born at 0."""
     steps: tuple[Moment, ...] = ()
 
 
@@ -217,6 +254,7 @@ class World:
             pods_expected=on("pods"),
             gpushare_memory_unit=self.case.gpushare_memory_unit,
             volcano_memory_factor=self.case.volcano_memory_factor,
+            xid_classes=xids.load(),
         )
 
     def play(self, moment: Moment) -> Snapshot:
@@ -237,8 +275,19 @@ class World:
             given = moment.cgroups
             names = {pid: cgroups.parse(text) for pid, text in (given or {}).items()}
             self.inputs = replace(self.inputs, names=None if given is None else names)
+        log = [(line, now - 60, True) for line in moment.old_kernel_log]
+        log += [(line, now, False) for line in moment.kernel_log]
+        self.totals = totals.fold_xids(
+            self.totals, [xid for line in log for xid in _kernel_xids(*line)], self.inputs.reading
+        )
         if moment.cards is not msgspec.UNSET:
             self._read(moment, now)
+        elif log:
+            self.inputs = replace(
+                self.inputs,
+                cards=inventory.cards(self.inventory, self.inputs.reading, self.totals),
+                totals=self.totals,
+            )
         self.snapshot = join(self.inputs)
         return self.snapshot
 
@@ -252,18 +301,25 @@ class World:
             driver_version="570.86.15",
             cards=tuple(one.model(now) for one in forms if one.down is None),
             failures=tuple(
-                CardFailure(one.index, one.down, uuid=one.identity.uuid)
+                CardFailure(one.index, one.down, uuid=one.identity.uuid or None)
                 for one in forms
                 if one.down is not None
             ),
+            events=tuple(one.model(now) for one in moment.events),
+            error=ReaderError(moment.error, "") if moment.error is not None else None,
         )
         if moment.cards is not None:
             self.inventory = inventory.fold(self.inventory, reading)
-            self.totals = totals.fold(self.totals, reading)
+            self.totals = totals.fold(
+                self.totals,
+                reading,
+                xid_codes=self.case.xid_codes,
+                known=inventory.uuids(self.inventory),
+            )
             self.totals = fold_core_seconds(
                 self.totals, reading, self.inputs.names, self.inputs.pods, self.snapshot
             )
-        fresh = reading if moment.cards is not None else None
+        fresh = reading if moment.cards is not None and reading.error is None else None
         self.inputs = replace(
             self.inputs,
             cards=inventory.cards(self.inventory, fresh, self.totals),
@@ -300,6 +356,20 @@ class World:
             return None
         found = [decode_gpu(raw, self.case.node) for raw in self._ordered(moment.gpu_objects)]
         return tuple(one for one in found if one is not None)
+
+
+def _kernel_xids(line: str, timestamp_seconds: float, old: bool) -> Iterator[Xid]:
+    found = kmsg.parse(line.encode())
+    if found is not None:
+        yield Xid(
+            timestamp_seconds,
+            found.xid,
+            pci_bus_id=found.pci_bus_id,
+            gpu_instance=found.gpu_instance,
+            compute_instance=found.compute_instance,
+            origin="kmsg",
+            old=old,
+        )
 
 
 def pages(case: Case, fmt: Format = TEXT, *, backwards: bool = False) -> Iterator[tuple[str, str]]:

@@ -30,14 +30,17 @@ def case(folder: Path) -> Case:
     return load(folder)
 
 
-def read(parse: Callable[[str], Iterable[Metric]], page: str) -> list[Metric]:
-    return list(parse(page))
-
-
-def series(families: list[Metric]) -> list[tuple[str, tuple[tuple[str, str], ...], float]]:
+def series(
+    parse: Callable[[str], Iterable[Metric]], page: str
+) -> list[tuple[str, tuple[tuple[str, str], ...], float]]:
     return [
-        (sample.name, tuple(sorted(sample.labels.items())), sample.value)
-        for family in families
+        (
+            # The library's text parser lets every counter end as its own do.
+            sample.name if f"{sample.name}{{" in page else sample.name.removesuffix("_total"),
+            tuple(sorted(sample.labels.items())),
+            sample.value,
+        )
+        for family in parse(page)
         for sample in family.samples
     ]
 
@@ -53,9 +56,9 @@ def test_the_page_is_as_written(folder: Path, case: Case, *, update_golden: bool
 def test_both_formats_are_valid_and_say_the_same(case: Case) -> None:
     both = zip(pages(case), pages(case, OPENMETRICS), strict=True)
     for (_, text), (_, openmetrics) in both:
-        told = series(read(parse_text, text))
+        told = series(parse_text, text)
         assert len({one[:2] for one in told}) == len(told)
-        assert sorted(series(read(parse_openmetrics, openmetrics))) == sorted(told)
+        assert sorted(series(parse_openmetrics, openmetrics)) == sorted(told)
 
 
 def test_the_order_of_the_inputs_changes_no_byte(case: Case) -> None:

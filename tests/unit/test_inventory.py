@@ -171,6 +171,15 @@ def test_nameless_failure_does_not_take_a_named_ones_place() -> None:
     assert listed(*rounds) == [(0, "", "timeout", False), (1, A, "timeout", False)]
 
 
+def test_card_that_is_gone_leaves_its_places_to_the_one_that_has_them_now() -> None:
+    place = "00000000:3B:00.0"
+    first = CardReading(CardIdentity(0, A, minor=3, pci_bus_id=place))
+    second = CardReading(CardIdentity(1, B, minor=3, pci_bus_id=place))
+    known = after(reading(first), reading(second)).cards
+    assert known is not None
+    assert [card.identity for card in known.values()] == [CardIdentity(0, A), second.identity]
+
+
 def test_failed_round_says_nothing_about_cards() -> None:
     good = reading(answered(0, A), CardFailure(1, "lost", uuid=B))
     failed = Reading(2.0, error=ReaderError("unknown_error", "no card answers"))
