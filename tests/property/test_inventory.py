@@ -26,7 +26,12 @@ from qgpu_exporter.model import (
 )
 
 UUIDS = [f"GPU-5a000000-0000-4000-8000-00000000000{number}" for number in range(4)]
-SLICES = (MigSlice(2, 0, None, None), MigSlice(2, 1, None, None), MigSlice(9, 0, None, None))
+SLICES = (
+    MigSlice(2, 0, None, None),
+    MigSlice(2, 1, None, None),
+    MigSlice(5, None, None, None),
+    MigSlice(9, 0, None, None),
+)
 
 
 @st.composite

@@ -13,6 +13,7 @@ from qgpu_exporter.model import (
     BusyTotal,
     CardIdentity,
     CardReading,
+    NvLink,
     Pcie,
     RawCounter,
     Reading,
@@ -93,8 +94,15 @@ def test_totals_of_counters_never_fall(values: list[tuple[int, int]]) -> None:
     state, before = Totals(), -1
     for value, bits in values:
         raw = RawCounter(value, 32 if bits == 32 else 64)
-        card = CardReading(CardIdentity(0, UUID), pcie=Pcie(received_bytes=raw))
+        card = CardReading(
+            CardIdentity(0, UUID),
+            pcie=Pcie(received_bytes=raw),
+            nvlinks=(NvLink(3, transmitted_bytes=raw), NvLink(4)),
+        )
         state = totals.fold(state, Reading(0.0, cards=(card,)))
-        total = state.cards[UUID].counters["pcie_received_bytes"].total
+        counters = state.cards[UUID].counters
+        assert set(counters) == {"pcie_received_bytes", "nvlink_3_transmitted_bytes"}
+        total = counters["pcie_received_bytes"].total
+        assert counters["nvlink_3_transmitted_bytes"].total == total
         assert total >= before
         before = total
