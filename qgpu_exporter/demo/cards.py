@@ -57,7 +57,8 @@ class FakeCards:
 
     def fail_driver(self, reason: str) -> None:
         """No card answers, for a reason of `model.ReaderError`."""
-        self._change(replace(self.scenario, error=ReaderError(reason, "simulated")))
+        error = ReaderError(reason, f"the driver answers {reason} (simulated)")
+        self._change(replace(self.scenario, error=error))
 
     def recover(self) -> None:
         """All cards and the driver are well again."""

@@ -22,7 +22,8 @@ _SHELL = """<!DOCTYPE html>
 <body>
 <header class="top">
   <h1><span id="node">{node}</span> <span class="product">GPUs</span></h1>
-  <p id="state" class="state" role="status" aria-live="polite"></p>
+  <p id="state" class="state"></p>
+  <p id="announcement" class="unseen" role="status"></p>
   <div class="search" id="search-box" role="search" hidden>
     <label for="search" class="unseen">Search pods, containers, cards</label>
     <input id="search" type="search" placeholder="Search pods, cards" autocomplete="off"
@@ -34,7 +35,7 @@ _SHELL = """<!DOCTYPE html>
     <a href="api/v1/node">API</a>
   </nav>
 </header>
-<div id="alert" class="alert" role="alert" hidden></div>
+<section id="alert" class="alert" aria-label="Trouble" hidden></section>
 <noscript>{fallback}</noscript>
 <main id="main" hidden>
   <section id="summary" class="summary" aria-label="Summary"></section>

@@ -111,10 +111,22 @@ async def test_state_reason_and_xids_are_told(browser: Browser) -> None:
             "up",
             "row remap pending",
             "ECC uncorrected 2",
-            "XID 94 ×2, 60 s ago",
-            "XID 94 on MIG 1, 60 s ago",
+            "XID 94 ×2: restart app, 60 s ago",
+            "XID 94 on MIG 1: restart app, 60 s ago",
         ]
-        assert await seen.texts(".card:nth-child(4) .chip") == ["down: lost", "XID 79, now"]
+        assert await seen.texts(".card:nth-child(4) .chip") == ["down: lost", "XID 79: reboot, now"]
+        severities = await seen.page.locator(".card:nth-child(4) .chip").evaluate_all(
+            "nodes => nodes.map(node => node.dataset.severity)"
+        )
+        assert severities == ["bad", "bad"]
+        assert await seen.texts(".card:nth-child(4) .reason") == [
+            "It does not answer on its bus any more: drain the node, then reset the card or reboot."
+        ]
+        assert await seen.page.locator(".card:nth-child(1) .reason").is_hidden()
+        assert await seen.text("#state") == "live, updated now, cards down: 3, down: podresources"
+        assert await seen.page.locator("#announcement").text_content() == (
+            "live, cards down: 3, down: podresources."
+        )
         assert await seen.texts(".source") == [
             "nvml up, now",
             "podresources down, last answer 60 s ago\ndown",
@@ -193,6 +205,47 @@ async def test_the_search_leaves_what_matches(browser: Browser) -> None:
         assert await seen.texts(".index") == ["0", "1", "2", "3"]
 
 
+async def test_what_is_held_is_not_guessed_while_no_source_tells(browser: Browser) -> None:
+    snapshot = worlds.full_snapshot()
+    unknown = replace(
+        snapshot,
+        allocation=AllocationResult(complete=False),
+        usage=replace(
+            snapshot.usage,
+            containers=tuple(replace(one, allocated=True) for one in snapshot.usage.containers),
+        ),
+        allocated={},
+    )
+    async with visit(browser, SetView(unknown, worlds.full_status())) as seen:
+        assert await seen.text("#alert") == (
+            "Who holds the cards is not fully known: podresources is down. "
+            "kubernetes has not answered yet. down"
+        )
+        assert "without allocation" not in await seen.text("#cards")
+        assert "free" not in "".join(await seen.texts(".slot"))
+        assert await seen.texts(".card:nth-child(4) .nobody") == ["Who holds it is not known now."]
+
+
+async def test_a_driver_that_does_not_answer_accuses_no_card(browser: Browser) -> None:
+    snapshot = worlds.full_snapshot()
+    assert snapshot.cards is not None
+    silent = replace(
+        snapshot,
+        devices_up=False,
+        driver_version=None,
+        cards=tuple(replace(one, reading=None, down_reason=None) for one in snapshot.cards),
+    )
+    status = worlds.full_status()
+    sources = (
+        replace(status.sources[0], up=False, detail="the driver is not loaded"),
+        *status.sources[1:],
+    )
+    async with visit(browser, SetView(silent, replace(status, sources=sources))) as seen:
+        assert await seen.text("#alert") == "The cards are not read now: the driver is not loaded"
+        assert await seen.texts(".card:nth-child(1) .chip:first-child") == ["no reading"]
+        assert await seen.text("#state") == "cards not read"
+
+
 async def test_a_stale_snapshot_is_said_and_the_last_one_stays_in_gray(browser: Browser) -> None:
     view = full_view()
     async with visit(browser, view) as seen:
@@ -203,7 +256,9 @@ async def test_a_stale_snapshot_is_said_and_the_last_one_stays_in_gray(browser: 
         )
         view.snapshot = None
         await seen.until("!document.getElementById('alert').hidden")
-        assert await seen.text("#alert") == "The data is stale: it was last updated 45 s ago."
+        stale = "The data is stale: it was last updated 45 s ago."
+        assert await seen.text("#alert") == stale
+        assert await seen.page.locator("#announcement").text_content() == f"stale. {stale}"
         assert await seen.text("#state") == "stale"
         assert await seen.texts(".index") == ["0", "1", "2", "3"]
         filters = await seen.page.evaluate(

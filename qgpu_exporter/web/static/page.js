@@ -124,7 +124,7 @@ function holdersOf(card, node) {
         coreUsed: null,
         memoryUsed: null,
         migs: [],
-        allocated: false,
+        allocated: true,
       });
     }
     return found.get(key);
@@ -132,7 +132,6 @@ function holdersOf(card, node) {
   for (const row of node.allocations ?? []) {
     if (row.gpu !== card.gpu) continue;
     const holder = entry(row);
-    holder.allocated = true;
     holder.core = plus(holder.core, row.core_percent);
     holder.memory = plus(holder.memory, row.memory_bytes);
     holder.greedy = plus(holder.greedy, row.greedy_core_percent);
@@ -143,6 +142,7 @@ function holdersOf(card, node) {
     const holder = entry(row);
     holder.coreUsed = row.core_percent;
     holder.memoryUsed = row.memory_bytes;
+    holder.allocated = row.allocated;
   }
   return [...found.values()];
 }
@@ -191,9 +191,10 @@ function newCard(card) {
   const holders = make("ul", "holders");
   attribute(holders, "aria-label", "Containers");
   const facts = make("p", "facts");
+  const reason = make("p", "reason");
   const nobody = make("p", "nobody");
-  node.append(make("div", "card-head", title, chips), facts, slots, core.node, memory.node, holders, nobody);
-  node.parts = { index, model, chips, facts, slots, core, memory, holders, nobody };
+  node.append(make("div", "card-head", title, chips), facts, reason, slots, core.node, memory.node, holders, nobody);
+  node.parts = { index, model, chips, facts, reason, slots, core, memory, holders, nobody };
   return node;
 }
 
@@ -205,6 +206,9 @@ function updateCard(node, { card, holders }) {
   updateChips(parts.chips, chipsOf(card));
   text(parts.facts, factsOf(card));
   attribute(parts.facts, "title", card.uuid);
+  const reason = card.up ? "" : (DOWN_REASONS[card.down_reason] ?? "");
+  text(parts.reason, reason);
+  parts.reason.hidden = reason === "";
   updateMeters(parts, card, holders);
   updateSlots(parts.slots, card, holders);
   const query = state.query;
@@ -219,7 +223,7 @@ function updateCard(node, { card, holders }) {
 function nobodyLine() {
   const node = state.shown;
   if (node.allocations == null) return "Who holds it is not known: no source of allocations is on.";
-  if (!node.allocations_complete) return "Who holds it is not known yet.";
+  if (!node.allocations_complete) return "Who holds it is not known now.";
   return "No container holds it.";
 }
 
@@ -239,13 +243,25 @@ function factsOf(card) {
   return facts.join("  ·  ");
 }
 
+/** What a reason of `node_gpu_down_info` means, and what to do. */
+const DOWN_REASONS = {
+  timeout: "It has not answered in time. It is asked again once that call returns.",
+  lost: "It does not answer on its bus any more: drain the node, then reset the card or reboot.",
+  reset_required: "The driver wants it to be reset: drain the node, then reset the card.",
+  unknown_error: "The driver knows no reason. Where nvidia-smi works on the host, make this container anew.",
+  no_permission: "This process may not read it.",
+  missing: "It was there before, and the driver does not list it any more.",
+  error: "The driver answers with an error; the log of the exporter has its text.",
+};
+
 const QUIET_REASONS = new Set(["gpu_idle", "applications_clocks_setting", "sw_power_cap", "display_clock_setting"]);
 
 /** What a person should know about a card at once: [key, text, severity, title]. */
 function chipsOf(card) {
   const chips = [];
   if (card.up) chips.push(["state", "up", "good", "the last round read this card"]);
-  else chips.push(["state", `down: ${words(card.down_reason ?? "unknown")}`, "bad", "no readings"]);
+  else if (card.down_reason) chips.push(["state", `down: ${words(card.down_reason)}`, "bad", "no readings"]);
+  else chips.push(["state", "no reading", "warn", "no card is read now"]);
   const readings = card.readings ?? {};
   if (readings.recovery_action && readings.recovery_action !== "none") {
     chips.push(["recovery", `needs ${words(readings.recovery_action)}`, "bad", "recovery action"]);
@@ -272,7 +288,9 @@ function chipsOf(card) {
 
 const isOver = (asked, whole) => asked != null && whole != null && asked > whole * 1.001;
 
-const XID_BAD = /reset|reboot|support|replace|drain/;
+// The classes that page: see xid_classes.yaml.
+const XID_BAD = /^(reset_gpu|reboot|contact_support|workflow_.*)$/;
+const XID_MEANINGLESS = new Set(["ignore", "unspecified", "unused"]);
 
 function xidChip(one) {
   const where = one.mig == null ? "" : ` on MIG ${one.mig}`;
@@ -281,9 +299,10 @@ function xidChip(one) {
     one.last_timestamp_seconds == null
       ? ""
       : `, ${ago(state.shown.now_timestamp_seconds - one.last_timestamp_seconds)}`;
-  const severity = XID_BAD.test(one.class ?? "") ? "bad" : "warn";
-  const label = `XID ${one.xid}${count}${where}${age}`;
-  return [`xid ${one.xid} ${one.mig}`, label, severity, one.class ? words(one.class) : ""];
+  const told = one.class != null && !XID_MEANINGLESS.has(one.class);
+  const label = `XID ${one.xid}${count}${where}${told ? `: ${words(one.class)}` : ""}${age}`;
+  const severity = XID_BAD.test(one.class ?? "") ? "bad" : one.class === "ignore" ? null : "warn";
+  return [`xid ${one.xid} ${one.mig}`, label, severity, "what NVIDIA's table of XIDs says to do"];
 }
 
 function updateChips(list, chips) {
@@ -450,10 +469,11 @@ function updateSlot(node, { slice, index, of, span, holders }) {
   style(fill, "width", `${100 * used}%`);
   text(profile, slice.profile ?? `instance ${slice.device}`);
   const held = holders.map((one) => one.pod);
-  let line = held.length > 0 ? held.join(", ") : "free";
+  const free = held.length === 0 && state.shown.allocations_complete;
+  let line = held.length > 0 ? held.join(", ") : free ? "free" : "not known";
   if (slice.compute_instance == null) line = "no compute instance";
   text(holder, line);
-  node.classList.toggle("free", held.length === 0);
+  node.classList.toggle("free", free);
   paint(node, holders[0]?.color);
   node.pod = holders.length > 0 ? podKey(holders[0]) : null;
   if (holders.length > 0) dim(node, holders[0]);
@@ -669,6 +689,8 @@ function renderProblems(node) {
   );
 }
 
+const TELL_WHO_HOLDS = new Set(["podresources", "kubernetes"]);
+
 /** What is wrong with what is shown, the most serious first; empty: nothing. */
 function alertLine() {
   const node = state.latest;
@@ -686,7 +708,16 @@ function alertLine() {
     const source = node.sources.find((one) => one.source === "nvml");
     return `The cards are not read now${source?.detail ? `: ${source.detail}` : "."}`;
   }
+  if (node.allocations != null && !node.allocations_complete) return incompleteLine(node);
   return "";
+}
+
+function incompleteLine(node) {
+  const silent = node.sources.filter((one) => TELL_WHO_HOLDS.has(one.source) && !one.up);
+  const why = silent.map((one) => `${one.source} ${one.up == null ? "has not answered yet" : "is down"}.`);
+  const detail = silent.map((one) => one.detail).find(Boolean);
+  const colon = why.length > 0 ? ": " : ".";
+  return `Who holds the cards is not fully known${colon}${[...why, detail].filter(Boolean).join(" ")}`;
 }
 
 function renderState() {
@@ -698,18 +729,34 @@ function renderState() {
   byId("main").classList.toggle("old", old);
   const place = byId("state");
   const down = (state.latest?.sources ?? []).filter((one) => one.up === false && !one.released);
-  const severity = state.failedSince != null ? "bad" : line || down.length > 0 ? "warn" : "good";
+  const lost = (state.latest?.cards ?? []).filter((card) => card.down_reason != null);
+  const severity =
+    state.failedSince != null ? "bad" : line || down.length + lost.length > 0 ? "warn" : "good";
   attribute(place, "data-severity", state.latest == null && !line ? null : severity);
-  text(place, stateLabel(line, down));
+  const word = stateWord();
+  const troubles = word === "live" ? troublesOf(down, lost) : "";
+  const age = word === "live" ? `, updated ${ago(state.latest.snapshot_age_seconds)}` : "";
+  text(place, word + age + troubles);
+  // Read out when it changes, and not each time that an age does.
+  const announced = byId("announcement");
+  if (announced.condition !== word + troubles) {
+    announced.condition = word + troubles;
+    text(announced, `${word}${troubles}. ${line}`.trim());
+  }
 }
 
-function stateLabel(line, down) {
+function stateWord() {
   if (state.failedSince != null) return "unreachable";
   if (state.latest == null) return "connecting";
   if (state.latest.snapshot_stale) return "stale";
-  if (line) return "see below";
+  if (state.latest.snapshot_timestamp_seconds == null) return "starting";
+  return state.latest.driver?.up === false ? "cards not read" : "live";
+}
+
+function troublesOf(down, lost) {
+  const cards = lost.length > 0 ? `, cards down: ${lost.map((card) => card.gpu).join(", ")}` : "";
   const failing = down.length > 0 ? `, down: ${down.map((one) => one.source).join(", ")}` : "";
-  return `live, updated ${ago(state.latest.snapshot_age_seconds)}${failing}`;
+  return cards + failing;
 }
 
 // ------------------------------------------------------------------ all of it
