@@ -77,7 +77,8 @@ def pod_specs(found: Sequence[Object]) -> Iterator[Object]:
 
 def exporter(found: Sequence[Object]) -> Object:
     """The exporter's container."""
-    (container,) = only(found, "DaemonSet")["spec"]["template"]["spec"]["containers"]
+    containers = only(found, "DaemonSet")["spec"]["template"]["spec"]["containers"]
+    (container,) = (one for one in containers if one["name"] == "exporter")
     assert isinstance(container, dict)
     return container
 
