@@ -23,12 +23,8 @@ class Device:
 
     @property
     def mig(self) -> str | None:
-        """``<gi>``, or ``<gi>/<ci>`` where the GPU instance has several compute instances."""
-        if self.slice is None:
-            return None
-        if shares_gpu_instance(self.card, self.slice):
-            return f"{self.slice.gpu_instance}/{self.slice.compute_instance}"
-        return str(self.slice.gpu_instance)
+        """The name of the slice on its card."""
+        return mig_name(self.card, self.slice) if self.slice is not None else None
 
     @property
     def uuid(self) -> str:
@@ -64,6 +60,13 @@ def shares_gpu_instance(card: Card, slice_: MigSlice) -> bool:
     """Whether the slice's GPU instance, and so its memory, has other compute instances too."""
     siblings = [one for one in slices_of(card) if one.gpu_instance == slice_.gpu_instance]
     return len(siblings) > 1
+
+
+def mig_name(card: Card, slice_: MigSlice) -> str:
+    """``<gi>``, or ``<gi>/<ci>`` where the GPU instance has several compute instances."""
+    if slice_.compute_instance is not None and shares_gpu_instance(card, slice_):
+        return f"{slice_.gpu_instance}/{slice_.compute_instance}"
+    return str(slice_.gpu_instance)
 
 
 def _same_profile(one: str | None, other: str | None) -> bool:

@@ -15,6 +15,16 @@ _UNITS = ("bytes", "celsius", "hertz", "joules", "ratio", "seconds", "watts")
 """The base units that a name may end with (before ``_total``)."""
 
 
+def present(_: object) -> int:
+    """The value of a fact: its labels say all."""
+    return 1
+
+
+def itself(value: float | None) -> float | None:
+    """The value of a row that is a number already."""
+    return value
+
+
 @dataclass(frozen=True, eq=False)
 class Scope(Generic[S, R]):
     """Which rows of a source value (a `Snapshot` or a `Status`) a family has, and their labels.

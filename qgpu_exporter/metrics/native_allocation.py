@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qgpu_exporter.allocation.quantity import parse
-from qgpu_exporter.metrics.family import Family, Scope
+from qgpu_exporter.metrics.family import Family, Scope, itself, present
 from qgpu_exporter.metrics.scopes import NODE
 from qgpu_exporter.model import Allocation, CardAllocated, Snapshot
 
@@ -140,14 +140,6 @@ _MIG_CONFIG = Scope("state of the MIG configuration", ("node", "state"), _mig_co
 # --------------------------------------------------------------------------- values
 
 
-def _one(_: object) -> int:
-    return 1
-
-
-def _count(count: int) -> int:
-    return count
-
-
 def _handed_out(part: str) -> Callable[[CardAllocated], float | None]:
     """0 on a card that nobody holds; None where somebody holds it without a guaranteed amount."""
 
@@ -196,7 +188,7 @@ ALLOCATION: tuple[AllocationFamily, ...] = (
         "The container holds the card, a share of it, or a slice (uuid and device are the "
         "slice's).",
         _ALLOCATIONS,
-        _one,
+        present,
         "allocation scheme",
     ),
     Family(
@@ -204,7 +196,7 @@ ALLOCATION: tuple[AllocationFamily, ...] = (
         "info",
         "The claim by which the container holds the device.",
         _CLAIMS,
-        _one,
+        present,
         "kubelet pod-resources, dynamic resources",
     ),
     Family(
@@ -237,7 +229,7 @@ ALLOCATION: tuple[AllocationFamily, ...] = (
         "gauge",
         "Containers for which the kubelet and the pod's annotation name different cards.",
         _CONFLICTS,
-        _count,
+        itself,
         "kubelet pod-resources against annotations",
     ),
     Family(
@@ -245,7 +237,7 @@ ALLOCATION: tuple[AllocationFamily, ...] = (
         "gauge",
         "Present contradictions and unreadable facts about allocations, by kind.",
         _PROBLEMS,
-        _count,
+        itself,
         "allocation schemes",
     ),
     Family(
@@ -269,7 +261,7 @@ ALLOCATION: tuple[AllocationFamily, ...] = (
         "gauge",
         "1 with the present state of the node's MIG configuration.",
         _MIG_CONFIG,
-        _one,
+        present,
         "node label nvidia.com/mig.config.state",
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from qgpu_exporter.metrics.family import Family, FamilyType, Scope
+from qgpu_exporter.metrics.family import Family, FamilyType, Scope, itself, present
 from qgpu_exporter.metrics.scopes import ANSWERING, CARDS, NODE, READINGS
 from qgpu_exporter.model import (
     Card,
@@ -231,16 +231,8 @@ def _part(
     return value
 
 
-def _one(_: object) -> int:
-    return 1
-
-
 def _whole(_: object) -> int:
     return CORE_PERCENT
-
-
-def _itself(value: float | None) -> float | None:
-    return value
 
 
 def _of_reading(
@@ -286,7 +278,7 @@ IDENTITY: tuple[CardFamily, ...] = (
         "info",
         "What names a card: gpu is the NVML index, minor_number the N of /dev/nvidiaN.",
         _IDENTITIES,
-        _one,
+        present,
         "nvmlDeviceGetUUID, nvmlDeviceGetMinorNumber, nvmlDeviceGetPciInfo_v3, nvmlDeviceGetName",
     ),
     Family(
@@ -302,7 +294,7 @@ IDENTITY: tuple[CardFamily, ...] = (
         "info",
         "Why a known card gives no readings.",
         _DOWN,
-        _one,
+        present,
         "the failing NVML call",
     ),
     Family(
@@ -419,7 +411,7 @@ UTILIZATION: tuple[CardFamily, ...] = (
         "Seconds that the driver's samples of this kind spoke of; less than the time that passed "
         "where samples were lost.",
         _COVERED,
-        _itself,
+        itself,
         "nvmlDeviceGetSamples",
     ),
 )
@@ -644,7 +636,7 @@ LINKS: tuple[CardFamily, ...] = (
         "counter",
         "Errors of the NVLink port by kind.",
         _LINK_ERRORS,
-        _itself,
+        itself,
         "NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_L0 and its kin",
     ),
     Family(
@@ -652,7 +644,7 @@ LINKS: tuple[CardFamily, ...] = (
         "gauge",
         "1 with the present state of joining the NVLink fabric.",
         _state("fabric states", "state", lambda reading: reading.fabric_state),
-        _one,
+        present,
         "nvmlDeviceGetGpuFabricInfoV, state",
         "Hopper",
     ),
@@ -709,7 +701,7 @@ ERRORS: tuple[CardFamily, ...] = (
             double_bit=lambda reading: reading.retired_pages.double_bit,
             single_bit=lambda reading: reading.retired_pages.single_bit,
         ),
-        _itself,
+        itself,
         "NVML_FI_DEV_RETIRED_SBE, NVML_FI_DEV_RETIRED_DBE",
         "before Ampere",
     ),
@@ -729,7 +721,7 @@ ERRORS: tuple[CardFamily, ...] = (
             correctable=lambda reading: reading.remapped_rows.correctable,
             uncorrectable=lambda reading: reading.remapped_rows.uncorrectable,
         ),
-        _itself,
+        itself,
         "NVML_FI_DEV_REMAPPED_COR, NVML_FI_DEV_REMAPPED_UNC",
         "Ampere",
     ),
@@ -752,7 +744,7 @@ ERRORS: tuple[CardFamily, ...] = (
         "gauge",
         "1 with what the driver asks to be done about the card; action is none on a healthy one.",
         _state("recovery actions", "action", lambda reading: reading.recovery_action),
-        _one,
+        present,
         "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION",
         "Ampere, new drivers",
     ),
@@ -786,7 +778,7 @@ ERRORS: tuple[CardFamily, ...] = (
         "info",
         "What a code asks for: the class of each XID that any card of the node counts.",
         _XID_CLASSES,
-        _one,
+        present,
         "this exporter's table of XID classes",
     ),
 )
@@ -797,7 +789,7 @@ STATE: tuple[CardFamily, ...] = (
         "gauge",
         "1 while this reason holds the clocks down (throttling).",
         _CLOCK_EVENTS,
-        _itself,
+        itself,
         "nvmlDeviceGetCurrentClocksEventReasons",
     ),
     Family(
@@ -805,7 +797,7 @@ STATE: tuple[CardFamily, ...] = (
         "counter",
         "Seconds in which this reason held the clocks down since the driver was loaded.",
         _CLOCK_EVENT_SECONDS,
-        _itself,
+        itself,
         "NVML_FI_DEV_PERF_POLICY_*, NVML_FI_DEV_CLOCKS_EVENT_REASON_*",
     ),
     _of_reading(
@@ -825,7 +817,7 @@ STATE: tuple[CardFamily, ...] = (
         "gauge",
         "1 with the present compute mode.",
         _state("compute modes", "mode", lambda reading: reading.compute_mode),
-        _one,
+        present,
         "nvmlDeviceGetComputeMode",
     ),
     _of_reading(
@@ -839,7 +831,7 @@ STATE: tuple[CardFamily, ...] = (
         "gauge",
         "1 with the present virtualisation mode.",
         _state("virtualisation modes", "mode", lambda reading: reading.virtualization_mode),
-        _one,
+        present,
         "nvmlDeviceGetVirtualizationMode",
     ),
     _of_reading(

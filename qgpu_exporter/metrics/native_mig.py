@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from qgpu_exporter.metrics.family import Family, Scope
+from qgpu_exporter.metrics.family import Family, Scope, itself, present
 from qgpu_exporter.metrics.scopes import (
     ANSWERING,
     GPU_INSTANCES,
@@ -110,7 +110,7 @@ def _profiling_families(prefix: str, whose: str, scope: Scope[Snapshot, Any]) ->
                 "gauge",
                 f"Part of the last profiling window in which {what} was busy, 0 to 1, {whose}.",
                 engines,
-                _itself,
+                itself,
                 GPM,
                 GPM_SINCE,
             )
@@ -127,10 +127,6 @@ def _profiling_families(prefix: str, whose: str, scope: Scope[Snapshot, Any]) ->
         )
     )
     return families
-
-
-def _itself(value: float) -> float:
-    return value
 
 
 # --------------------------------------------------------------------------- slices
@@ -156,10 +152,6 @@ _SLICE_INFO = Scope(
     _info_labels,
     ("uuid", "profile", "gpu_instance", "compute_instance", "placement_start"),
 )
-
-
-def _one(_: object) -> int:
-    return 1
 
 
 def _core_capacity(one: Slice) -> float | None:
@@ -209,7 +201,7 @@ SLICE_FAMILIES: tuple[MigFamily, ...] = (
         "A MIG slice: mig is the GPU instance, or GPU instance/compute instance where it has "
         "several.",
         _SLICE_INFO,
-        _one,
+        present,
         "nvmlDeviceGetMigDeviceHandleByIndex",
         "Ampere",
     ),

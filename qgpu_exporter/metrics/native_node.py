@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from qgpu_exporter.metrics.family import Family, Scope
+from qgpu_exporter.metrics.family import Family, Scope, itself, present
 from qgpu_exporter.model import Pod, Snapshot
 
 NodeFamily = Family[Snapshot, Any]
@@ -79,14 +79,6 @@ _STACK = Scope("facts of the GPU software", ("node", "subject", "value"), _stack
 _SUBJECTS = Scope("subjects of the GPU software", ("node", "subject"), _stack_times)
 
 
-def _one(_: object) -> int:
-    return 1
-
-
-def _itself(value: float) -> float:
-    return value
-
-
 NODE_FAMILIES: tuple[NodeFamily, ...] = (
     Family(
         "node_gpu_pod_labels",
@@ -94,7 +86,7 @@ NODE_FAMILIES: tuple[NodeFamily, ...] = (
         "Labels of a pod that holds or uses a card, named as kube-state-metrics names them; only "
         "with --kubernetes.pod-labels.",
         _POD_LABELS,
-        _one,
+        present,
         "pod metadata",
     ),
     Family(
@@ -102,7 +94,7 @@ NODE_FAMILIES: tuple[NodeFamily, ...] = (
         "info",
         "What the node's GPU software says of itself: one fact a subject.",
         _STACK,
-        _one,
+        present,
         "files of the GPU operator, CDI, /sys/module/nvidia",
     ),
     Family(
@@ -110,7 +102,7 @@ NODE_FAMILIES: tuple[NodeFamily, ...] = (
         "gauge",
         "Unix time at which the file behind the fact was written, in seconds.",
         _SUBJECTS,
-        _itself,
+        itself,
         "file modification time",
     ),
 )

@@ -5,17 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from qgpu_exporter.allocation.cards import mig_name
 from qgpu_exporter.metrics.family import Scope
 from qgpu_exporter.model import Card, CardReading, MigSlice, Snapshot
 
 CardRows = Iterator[tuple[tuple[str, ...], Card]]
-
-
-def mig_name(gpu_instance: int, compute_instance: int | None, *, several: bool) -> str:
-    """How a slice is named: ``<gi>``, or ``<gi>/<ci>`` where its GPU instance is shared."""
-    if several and compute_instance is not None:
-        return f"{gpu_instance}/{compute_instance}"
-    return str(gpu_instance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +24,9 @@ class Slice:
 
 def slices_of(card: Card, reading: CardReading) -> Iterator[Slice]:
     """The slices of a card in the driver's order."""
-    instances = [one.gpu_instance for one in reading.mig_slices]
     seen: set[int] = set()
     for one in reading.mig_slices:
-        several = instances.count(one.gpu_instance) > 1
-        name = mig_name(one.gpu_instance, one.compute_instance, several=several)
-        yield Slice(name, one, card, one.gpu_instance not in seen)
+        yield Slice(mig_name(card, one), one, card, one.gpu_instance not in seen)
         seen.add(one.gpu_instance)
 
 

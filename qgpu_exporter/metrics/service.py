@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from qgpu_exporter.metrics.family import Family, FamilyType, Scope
+from qgpu_exporter.metrics.family import Family, FamilyType, Scope, itself
 from qgpu_exporter.model import ReaderHealth, SourceHealth, Status
 
 ServiceFamily = Family[Status, Any]
@@ -61,16 +61,12 @@ _PROBLEMS = Scope("problems by kind", ("kind",), _counts(lambda status: status.p
 _DROPPED = Scope("lost series", ("reason",), _counts(lambda status: status.dropped_series))
 
 
-def _itself(value: float) -> float:
-    return value
-
-
 def _family(
     name: str,
     type: FamilyType,  # noqa: A002 -- the format's own word for it
     help: str,  # noqa: A002 -- as above
     scope: Scope[Status, Any],
-    value: Callable[[Any], float | None] = _itself,
+    value: Callable[[Any], float | None] = itself,
 ) -> ServiceFamily:
     return Family(f"qgpu_exporter_{name}", type, help, scope, value, "this exporter")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from qgpu_exporter.metrics.family import Family, Scope
+from qgpu_exporter.metrics.family import Family, Scope, itself, present
 from qgpu_exporter.metrics.native_allocation import Share, shares
 from qgpu_exporter.metrics.scopes import CARDS, NODE
 from qgpu_exporter.model import Allocation, Card, CardAllocated, CardReading, Snapshot
@@ -234,10 +234,6 @@ def _available_memory(row: tuple[Card, CardAllocated]) -> float | None:
     return None if whole is None else max(0, whole - (allocated.memory_bytes or 0) / GIB)
 
 
-def _one(_: object) -> int:
-    return 1
-
-
 def _hundred(_: object) -> int:
     return WHOLE_CARD
 
@@ -265,7 +261,7 @@ _HARDWARE: tuple[TkeFamily, ...] = (
         NODE,
         lambda snapshot: None if snapshot.cards is None else len(snapshot.cards),
     ),
-    _gauge("gpu_info", "Type, driver and UUID of the card.", _INFO, _one),
+    _gauge("gpu_info", "Type, driver and UUID of the card.", _INFO, present),
     _gauge(
         "gpu_mem_each_card",
         "Memory of the card in MiB.",
@@ -283,7 +279,7 @@ _HARDWARE: tuple[TkeFamily, ...] = (
         "gpu_ecc_error_count",
         "ECC errors, corrected and not, by counter type.",
         _ECC,
-        lambda count: count,
+        itself,
     ),
     _gauge(
         "gpu_persistence_mode",
@@ -418,7 +414,7 @@ def _container_families(unit: RequestUnit) -> tuple[TkeFamily, ...]:
             "container_assigned_card",
             "Number of a card that the container holds.",
             _ASSIGNED,
-            lambda gpu: gpu,
+            itself,
         ),
         _gauge(
             "container_gpu_utilization",

@@ -7,10 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from qgpu_exporter.model import CardReading, ProcessSample, ProcessWindow
-
-MICROSECONDS = 1_000_000
-LONGEST_SPACING_US = 1_000_000
-"""The driver takes a utilisation sample each 1/6 s to 1 s, by product (nvml.h)."""
+from qgpu_exporter.totals import LONGEST_SPACING_US, MICROSECONDS
 
 
 @dataclass(frozen=True, slots=True)
