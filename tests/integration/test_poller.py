@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Iterable, Mapping
 
 import pytest
 
 from qgpu_exporter.demo.workloads import qgpu_pod
-from qgpu_exporter.model import Node
+from qgpu_exporter.model import CgroupNames, Node
 from qgpu_exporter.poller import DriverUnusable, PollerSettings, release_reason
+from qgpu_exporter.sources.processes import Processes
 from tests.integration.exporters import HOUR, Exporter, exporting, until
 
 HOURLY = PollerSettings("", interval_seconds=HOUR, timeout_seconds=3.0)
@@ -133,6 +136,30 @@ async def test_a_driver_that_fails_takes_the_readings_and_nothing_else() -> None
         exporter.node.world.cards.recover()
         await until(lambda: len(exporter.lines("node_gpu_temperature_celsius")) == 8)
         assert source(exporter, "nvml") == "1.0"
+
+
+class CountedProcesses(Processes):
+    """Notes when it is asked, which is once a round."""
+
+    def __init__(self, procfs: str) -> None:
+        super().__init__(procfs=procfs, clock=time.monotonic, wall_clock=time.time)
+        self.asked_at: list[float] = []
+
+    async def ask(self, pids: Iterable[int]) -> Mapping[int, CgroupNames] | None:
+        self.asked_at.append(time.monotonic())
+        return await super().ask(pids)
+
+
+async def test_a_driver_that_fails_for_long_is_not_read_twice_a_round() -> None:
+    async with exporting(QUICK) as exporter:
+        exporter.node.world.cards.fail_driver("mismatch")
+        await until(lambda: source(exporter, "nvml") == "0.0")
+        counted = CountedProcesses(exporter.node.procfs)
+        exporter.poller.sources.processes = counted
+        await until(lambda: len(counted.asked_at) >= 20)
+        rounds = 1 + (counted.asked_at[-1] - counted.asked_at[0]) / QUICK.interval_seconds
+        retries = exporter.poller.sources.devices.reader_health.restarts["mismatch"]
+        assert len(counted.asked_at) <= rounds + retries
 
 
 async def test_a_reading_that_is_too_old_is_dropped() -> None:
