@@ -50,12 +50,12 @@ def json_value(text: str) -> object:
 def entries(value: object) -> dict[str, object]:
     """The members of a JSON object; ValueError for any other value."""
     if not isinstance(value, dict):
-        raise ValueError(f"not a JSON object: {str(value)[:_SHOWN]}")
+        raise ValueError(f"not a JSON object: {str(value)[:_SHOWN]!r}")
     return value
 
 
 def items(value: object) -> list[object]:
     """The elements of a JSON list; ValueError for any other value."""
     if not isinstance(value, list):
-        raise ValueError(f"not a JSON list: {str(value)[:_SHOWN]}")
+        raise ValueError(f"not a JSON list: {str(value)[:_SHOWN]!r}")
     return value

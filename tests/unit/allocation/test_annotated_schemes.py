@@ -491,6 +491,13 @@ def test_koordinator_s_unreadable_or_missing_annotation() -> None:
     assert koordinator(allocated(_1=HALF), percent("0", "0")) == [[], [], 0]
 
 
+def test_text_that_no_page_can_carry_is_quoted_in_problems() -> None:
+    half_a_pair = '{"gpu": "\\ud800"}'
+    one = pod("p", percent("50", "50"), annotations={DEVICES: half_a_pair})
+    (problem,) = allocate(world([card(0)], [one])).problems
+    assert problem.detail == "not a JSON list: '\\ud800'"
+
+
 def test_koordinator_s_init_container_has_what_it_asks_of_the_pod_s_card() -> None:
     asks = {"koordinator.sh/gpu-core": "10", "koordinator.sh/gpu-memory": "1Gi"}
     found = koordinator(allocated(_1=HALF), asking(asks, "warm", "init"), percent("50", "50"))
