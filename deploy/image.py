@@ -61,9 +61,10 @@ def debian_sources() -> tuple[str, str]:
     release = re.search(r"^VERSION_CODENAME=(\w+)$", about, re.MULTILINE)
     if release is None:
         raise SystemExit("/etc/os-release names no release: the base is made on Debian")
-    line = "deb $(REPO_URI) $(RELEASE) $(COMPONENT)"
+    line = "$(ORIGIN) deb $(REPO_URI) $(RELEASE) $(COMPONENT)"
     targets = run(["apt-get", "indextargets", "--format", line, "Created-By: Packages"])
-    lines = {one for one in targets.splitlines() if f" {release[1]}" in one and "debian" in one}
+    own = re.compile(rf"Debian (deb \S+ {release[1]}\S* \S+)")
+    lines = {match[1] for match in map(own.fullmatch, targets.splitlines()) if match}
     return release[1], "\n".join(sorted(lines)) + "\n"
 
 
@@ -72,7 +73,7 @@ def python_version() -> str:
     shown = run(["apt-cache", "show", "--no-all-versions", "python3"])
     version = re.search(r"^Version: (\d+\.\d+)\.", shown, re.MULTILINE)
     if version is None:
-        raise SystemExit("apt-cache knows no python3: run apt-get update")
+        raise SystemExit("apt-cache knows no python3")
     return version[1]
 
 
@@ -112,6 +113,8 @@ def make_context() -> Path:
 def build(buildah: str, mmdebstrap: str) -> Image:
     """Build base and image anew (the downloads are kept) and unpack the image."""
     FOLDER.mkdir(parents=True, exist_ok=True)
+    if not any(Path("/var/lib/apt/lists").glob("*_Packages*")):
+        run(["apt-get", "-q", "update"], attempts=ATTEMPTS)
     archive, context = make_base(mmdebstrap), make_context()
     for name in ("storage", "run"):
         shutil.rmtree(FOLDER / name, ignore_errors=True)
