@@ -27,7 +27,14 @@ GUARD_SECONDS = 60.0
 GIB = 1 << 30
 PAUSE_SECONDS = 0.15
 AS_INSTALLED = str(Path(__file__).with_name("as_installed"))
-_UNSET = ("NODE_NAME", "KUBERNETES_SERVICE_HOST", "KUBECONFIG", "LD_LIBRARY_PATH")
+_UNSET = (
+    "GRPC_VERBOSITY",
+    "KUBECONFIG",
+    "KUBERNETES_SERVICE_HOST",
+    "LD_LIBRARY_PATH",
+    "NODE_NAME",
+)
+"""A test says itself what of these there is."""
 
 
 class Page:
@@ -182,6 +189,8 @@ async def running(
         await session.close()
         await following
     assert not [line for line in service.lines if "Traceback" in line]
+    # No library writes lines of a form of its own.
+    assert not [line for line in service.lines if not line.startswith("ts=")]
 
 
 # ------------------------------------------------------------------ the far ends

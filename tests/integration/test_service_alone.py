@@ -131,6 +131,31 @@ async def test_without_a_kubelet_annotations_and_cards_are_told(
             await service.until(lambda page: page.up("podresources") == 1)
 
 
+async def test_a_kubelet_that_ends_in_the_middle_of_an_answer(tmp_path: Path) -> None:
+    stub = Stub(tmp_path, [presets.t4()])
+    async with (
+        cluster(tmp_path) as node,
+        running(*node.flags(), FAST, environment=stub.environment()) as service,
+    ):
+        await service.ready()
+        node.whole("holder", [presets.uuid(0)])
+        await service.until(lambda page: page.value("node_gpu_core_request") == 100)
+        node.kubelet.fault = "hang"
+        asked = node.kubelet.questions
+        # A new pod makes the service ask at once.
+        node.whole("waiting", [])
+        await service.until(lambda _: node.kubelet.questions > asked)
+        await node.kubelet.stop()
+        page = await service.until(lambda page: page.up("podresources") == 0)
+        assert page.value("node_gpu_core_request", gpu="0", pod="holder") == 100
+        assert len(service.complaints()) == 1
+        node.kubelet.fault = None
+        # At first it knows of no pod.
+        await node.kubelet.restart(empty_seconds=0.5)
+        page = await service.until(lambda page: page.up("podresources") == 1)
+        assert page.value("node_gpu_core_request", gpu="0", pod="holder") == 100
+
+
 async def test_all_sources_fail_and_the_service_answers(tmp_path: Path) -> None:
     async with cluster(tmp_path) as node:
         await node.kubelet.stop()
