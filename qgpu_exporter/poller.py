@@ -423,8 +423,9 @@ class Poller:
             except TimeoutError:
                 continue
             self._pods_changed.clear()
-            step, event_at = 0, self._clock()
+            event_at = self._clock()
             await asyncio.sleep(KUBELET_AFTER_EVENT_SECONDS[0])
+            step = 1
 
     def _pods_alive(self) -> bool | None:
         """Whether a pod of the kubelet's last good answer is alive; None: nobody knows."""

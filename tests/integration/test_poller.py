@@ -218,7 +218,7 @@ async def test_a_driver_that_stays_unusable_ends_the_poller() -> None:
         await until(exporter.running.done)
         error = exporter.running.exception()
     assert isinstance(error, ExceptionGroup)
-    assert [str(one) for one in error.exceptions] == ["simulated"]
+    assert [str(one) for one in error.exceptions] == ["the driver answers mismatch (simulated)"]
     assert isinstance(error.exceptions[0], DriverUnusable)
 
 
