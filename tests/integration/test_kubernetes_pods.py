@@ -356,6 +356,20 @@ async def test_one_unreadable_pod_costs_only_itself_and_one_line(
     assert "demo/good" in said[1]
 
 
+async def test_a_pod_that_is_nested_beyond_measure_costs_nothing(tmp_path: Path) -> None:
+    # The API server takes JSON that is 10 000 levels deep.
+    deep = b'{"f:a":' * 9_000 + b"{}" + b"}" * 9_000
+    event = json.dumps({"type": "ADDED", "object": pod("deep")}).encode()
+    event = event.replace(b'"metadata": {', b'"metadata": {"managedFields":' + deep + b",")
+    async with serving() as server:
+        server.put("pods", pod("a"))
+        async with following(server, tmp_path) as source:
+            await until(lambda: server.open_watches == 1)
+            await server.write(event + b"\n")
+            await until_names(source, "a", "deep")
+            assert source.health.failures == {}
+
+
 async def test_an_event_about_nothing_costs_only_itself(tmp_path: Path) -> None:
     async with serving() as server, following(server, tmp_path) as source:
         await until(lambda: server.open_watches == 1)

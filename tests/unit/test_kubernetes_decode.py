@@ -231,6 +231,27 @@ def test_what_is_no_pod_is_unreadable(wrong: bytes | dict[str, Any]) -> None:
         decode_pod(wrong)
 
 
+@pytest.mark.parametrize("depth", [150, 1_000, 10_000, 200_000])
+def test_however_deep_a_part_is_that_nothing_reads_the_rest_is_read(depth: int) -> None:
+    text = '"q[{\\"\\\\"'
+    deep = '{"f:a":[' * depth + text + "]}" * depth
+    raw = f'{{"metadata":{{"name":"p","uid":"u","managedFields":[{deep},{deep}]}},"spec":{{}}}}'
+    read = decode_pod(raw.encode())
+    assert (read.name, read.uid, read.phase) == ("p", "u", "Pending")
+
+
+def test_deep_text_that_is_no_json_is_unreadable() -> None:
+    unended = b'"' + b'\\"' * 500_000
+    for wrong in (
+        b"[" * 100_000,
+        b"[" * 5_000 + unended,
+        b"[" * 5_000 + b"]" * 6_000,
+        b'{"metadata":' * 5_000 + b'"',
+    ):
+        with pytest.raises(UNREADABLE):
+            decode_pod(wrong)
+
+
 READ_BY_SCHEMES = (
     "ALIYUN_COM_GPU_MEM_IDX",
     "elasticgpu.io/container-main",

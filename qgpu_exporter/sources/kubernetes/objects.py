@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -25,6 +26,11 @@ KEPT_PREFIXES = (
 )
 """Annotations that some allocation scheme, or the join with cgroups, reads.  All others are let go
 of at once: one alone may have hundreds of kilobytes."""
+
+MAX_DEPTH = 100
+"""Nothing that is read here is nested deeper."""
+_STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
+"""A JSON text's strings (a last one may lack its end), and its brackets outside of them."""
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)
 """What decoding raises for an object that is not what its kind promises."""
@@ -95,7 +101,30 @@ def decode(raw: bytes | Mapping[str, Any], kind: type[WireT]) -> WireT:
     """Decode JSON text, or a value that was JSON; raises one of `UNREADABLE`."""
     if isinstance(raw, Mapping):
         return msgspec.convert(dict(raw), kind)
-    return msgspec.json.decode(raw, type=kind)
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except RecursionError:
+        # The API server takes up to 10 000 levels from whoever writes a pod; that must not hide
+        # the pods of all others.
+        return msgspec.json.decode(_shallow(raw), type=kind)
+
+
+def _shallow(raw: bytes) -> bytes:
+    """A JSON text with null for all that is nested deeper than `MAX_DEPTH`."""
+    kept: list[bytes] = []
+    depth = kept_until = 0
+    for match in _STRUCTURE.finditer(raw):
+        mark = match[0]
+        if mark in b"[{":
+            depth += 1
+            if depth == MAX_DEPTH:
+                kept += (raw[kept_until : match.start()], b"null")
+                kept_until = len(raw)
+        elif mark in b"]}":
+            if depth == MAX_DEPTH:
+                kept_until = match.end()
+            depth -= 1
+    return b"".join((*kept, raw[kept_until:]))
 
 
 def key_of(raw: bytes) -> str:
