@@ -33,7 +33,8 @@ from qgpu_exporter.sources.kubernetes.slices import ResourceSlices
 from qgpu_exporter.sources.processes import Processes
 from qgpu_exporter.sources.stack import Stack
 from qgpu_exporter.web import server
-from qgpu_exporter.web.web_config_file import check_web_config
+from qgpu_exporter.web.web_config import WebConfigError
+from qgpu_exporter.web.web_config_file import read_web_config, web_config_notes
 
 log = logging.getLogger(__name__)
 
@@ -317,15 +318,17 @@ async def once(
         sys.stdout.buffer.write(text)
         sys.stdout.buffer.flush()
     else:
-        await asyncio.to_thread(_write_atomically, Path(output), text)
+        try:
+            await asyncio.to_thread(_write_atomically, Path(output), text)
+        except OSError as error:
+            log.error("no scrape: %s cannot be written: %s", output, error.strerror)
+            return False
     return True
 
 
 async def check(settings: config.Settings, environment: Mapping[str, str], stream: TextIO) -> bool:
     """Say of each source, a line each, whether it works and how to mend it; False if one fails."""
-    faults = check_web_config(settings.web_config_file) if settings.web_config_file else []
-    for fault in faults:
-        print(f"web.config.file: FAIL: {fault}", file=stream)
+    servable = _check_web_config(settings.web_config_file, stream)
     app = App(settings, environment)
     async with app.running() as polling:
         await _first_answers(app, polling)
@@ -339,7 +342,22 @@ async def check(settings: config.Settings, environment: Mapping[str, str], strea
             "switch one off, then the other on",
             file=stream,
         )
-    return not faults and all(health.up for health in sources)
+    return servable and all(health.up for health in sources)
+
+
+def _check_web_config(path: str, stream: TextIO) -> bool:
+    """Say whether the web configuration file can be used, and what in it is not honoured."""
+    if not path:
+        return True
+    try:
+        found = read_web_config(path)
+    except WebConfigError as error:
+        print(f"web.config.file: FAIL: {error}", file=stream)
+        return False
+    print("web.config.file: ok", file=stream)
+    for note in web_config_notes(found):
+        print(f"note: {note}", file=stream)
+    return True
 
 
 def _verdict(health: SourceHealth | None, name: str, snapshot: Snapshot | None) -> str:
@@ -384,12 +402,15 @@ async def demo(
     """Serve a simulated node; the listen address is loopback unless one is given."""
     from qgpu_exporter.demo import SimulatedNode
 
+    # The default is every interface, which is no address for a world that anybody may change.
+    given = (
+        "web.listen-address" in flags
+        or settings.web_listen_address != config.Settings().web_listen_address
+    )
     async with SimulatedNode() as node:
         made = replace(
             settings,
-            web_listen_address=settings.web_listen_address
-            if "web.listen-address" in flags
-            else (("127.0.0.1", 5678),),
+            web_listen_address=settings.web_listen_address if given else (("127.0.0.1", 5678),),
             node_name=settings.node_name or node.name,
             devices_backend="simulated",
             devices_simulation=node.simulation,

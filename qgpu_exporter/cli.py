@@ -99,7 +99,8 @@ def run(arguments: Sequence[str], environment: Mapping[str, str] | None = None) 
     except config.ConfigError as error:
         return _refuse(str(error))
     except KeyboardInterrupt:
-        return EXIT_OK
+        # `serve` ends well by a signal and never comes here; the others have not done their work.
+        return EXIT_FAILED
 
 
 async def _command(

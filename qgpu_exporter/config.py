@@ -16,6 +16,11 @@ T = TypeVar("T")
 
 ENVIRONMENT_PREFIX = "QGPU_EXPORTER_"
 MAX_FILE_BYTES = 1 << 20
+MAX_FILE_KEYS = 1000
+"""Far above what there are settings: aliases could make billions of a small file."""
+MAX_DURATION_SECONDS = 100 * 31_536_000.0
+MAX_SHOWN = 100
+"""Characters of a wrong value that its error repeats."""
 
 
 class ConfigError(Exception):
@@ -43,7 +48,8 @@ class Option(Generic[T]):
 
 _DURATION = re.compile(
     r"(?:(?P<y>\d+)y)?(?:(?P<w>\d+)w)?(?:(?P<d>\d+)d)?(?:(?P<h>\d+)h)?(?:(?P<m>\d+)m)?"
-    r"(?:(?P<s>\d+)s)?(?:(?P<ms>\d+)ms)?"
+    r"(?:(?P<s>\d+)s)?(?:(?P<ms>\d+)ms)?",
+    re.ASCII,
 )
 _UNIT_SECONDS = {
     "y": 31_536_000.0,
@@ -54,7 +60,7 @@ _UNIT_SECONDS = {
     "s": 1.0,
     "ms": 0.001,
 }
-_SIZE = re.compile(r"(\d+)(|B|KiB|MiB|GiB|kB|MB|GB)")
+_SIZE = re.compile(r"(\d{1,18})(|B|KiB|MiB|GiB|kB|MB|GB)", re.ASCII)
 _SIZE_FACTORS = {
     "": 1,
     "B": 1,
@@ -74,9 +80,12 @@ def duration(text: str) -> float:
     match = _DURATION.fullmatch(text)
     if not text or match is None:
         raise ValueError("not a duration such as 5s, 1m30s or 500ms")
-    return sum(
-        int(number) * _UNIT_SECONDS[unit] for unit, number in match.groupdict().items() if number
+    seconds = sum(
+        float(number) * _UNIT_SECONDS[unit] for unit, number in match.groupdict().items() if number
     )
+    if seconds > MAX_DURATION_SECONDS:
+        raise ValueError("is longer than 100y")
+    return seconds
 
 
 def positive_duration(text: str) -> float:
@@ -117,7 +126,7 @@ def switch(text: str) -> bool:
 def listen_address(text: str) -> tuple[str | None, int]:
     """(host or None for all interfaces, port) of `:5678`, `127.0.0.1:5678`, `[::1]:5678`."""
     host, colon, port = text.rpartition(":")
-    if not colon or not port.isdecimal() or int(port) > 65535:
+    if not colon or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
         raise ValueError("not an address such as :5678, 127.0.0.1:5678 or [::1]:5678")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -128,7 +137,8 @@ def listen_address(text: str) -> tuple[str | None, int]:
 
 def telemetry_path(text: str) -> str:
     """A path that begins with `/` and is none of the exporter's other endpoints."""
-    if not re.fullmatch(r"/[A-Za-z0-9._~/-]+", text) or "//" in text:
+    segments = text.split("/")
+    if not re.fullmatch(r"/[A-Za-z0-9._~/-]+", text) or {"", ".", ".."} & set(segments[1:]):
         raise ValueError("not a path such as /metrics")
     if text in ("/-/healthy", "/-/ready", "/caches", "/api/v1/node") or text.startswith("/static/"):
         raise ValueError("is the path of another endpoint")
@@ -137,7 +147,7 @@ def telemetry_path(text: str) -> str:
 
 def positive_int(text: str) -> int:
     """A whole number above zero."""
-    if not text.isascii() or not text.isdecimal() or int(text) < 1:
+    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:
         raise ValueError("not a whole number above 0")
     return int(text)
 
@@ -547,7 +557,8 @@ def _parse(found: Option[Any], where: str, texts: tuple[str, ...]) -> Any:
         try:
             parsed.append(found.parse(value))
         except ValueError as error:
-            raise ConfigError(f"{where}: {value!r} {_phrase(error)}") from None
+            shown = value if len(value) <= MAX_SHOWN else f"{value[:MAX_SHOWN]}…"
+            raise ConfigError(f"{where}: {shown!r} {_phrase(error)}") from None
     if found.repeatable:
         return tuple(parsed)
     if len(parsed) != 1:
@@ -614,6 +625,8 @@ def _flatten(
             continue
         if key in found:
             raise ConfigError(f"{line}: {key!r} stands twice")
+        if len(found) >= MAX_FILE_KEYS:
+            raise ConfigError(f"{path}: has more than {MAX_FILE_KEYS} keys")
         found[key] = (f"{line}: {key}", _texts(line, key, value_node))
 
 

@@ -20,8 +20,11 @@ def setup(level: str, style: Literal["logfmt", "json"], stream: TextIO | None = 
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     # Foreign libraries tell at INFO what they do for each request.
-    for name in ("aiohttp", "asyncio", "grpc", "kubernetes_asyncio", "urllib3"):
-        logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))
+    wanted = logging.getLevelName(level.upper())
+    for name in ("aiohttp", "asyncio", "grpc", "urllib3"):
+        logging.getLogger(name).setLevel(max(logging.WARNING, wanted))
+    # It warns of a kubeconfig at each attempt; the source says the same once.
+    logging.getLogger("kubernetes_asyncio").setLevel(max(logging.ERROR, wanted))
 
 
 class Formatter(logging.Formatter):

@@ -171,12 +171,13 @@ class Listener:
 
     async def listen(self, addresses: Iterable[tuple[str | None, int]]) -> None:
         """Bind every address, then accept; raises OSError and leaves nothing bound."""
-        try:
-            for host, port in addresses:
+        for host, port in addresses:
+            try:
                 self._sockets += await _bind(host, port)
-        except OSError:
-            self._close_sockets()
-            raise
+            except OSError as error:
+                self._close_sockets()
+                reason = (error.strerror or str(error)).partition(" (while")[0]
+                raise OSError(error.errno, f"{host or ''}:{port}: {reason}") from None
         loop = asyncio.get_running_loop()
         self._accepting = [loop.create_task(self._accept_forever(one)) for one in self._sockets]
 

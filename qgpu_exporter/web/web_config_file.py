@@ -31,10 +31,15 @@ class Loaded:
     context: ssl.SSLContext | None = None
 
 
+def read_web_config(path: str) -> WebConfig:
+    """What stands in the file at `path`; raises `WebConfigError` where it cannot be used."""
+    return _load(Path(path), {}).config
+
+
 def check_web_config(path: str) -> list[str]:
     """What is wrong with the file at `path`, one line each; empty: it can be used."""
     try:
-        _load(Path(path), {})
+        read_web_config(path)
     except WebConfigError as error:
         return [str(error)]
     return []

@@ -143,8 +143,7 @@ async def test_help_is_grouped_by_topic_and_names_every_flag_with_its_default() 
             ["--web.listen-address=192.0.2.1:1"],
             (
                 "qgpu-exporter: error: --web.listen-address: cannot listen: "
-                "Cannot assign requested address (while attempting to bind on address "
-                "('192.0.2.1', 1))"
+                "192.0.2.1:1: Cannot assign requested address"
             ),
         ),
     ],
@@ -190,10 +189,33 @@ async def test_once_replaces_a_file_whole_and_leaves_it_alone_on_failure(tmp_pat
     assert os.listdir(tmp_path) == ["qgpu.prom"]
 
 
-async def test_check_says_a_line_for_each_source() -> None:
+async def test_once_says_in_one_line_that_it_cannot_write(tmp_path: Path) -> None:
     async with SimulatedNode(schedule=False) as node:
-        code, out, _ = await run("check", "--metrics.dialects=native", *arguments(node))
+        for output, why in (
+            (tmp_path / "none" / "qgpu.prom", "No such file or directory"),
+            (tmp_path, "Is a directory"),
+        ):
+            code, out, err = await run("once", f"--output={output}", *arguments(node))
+            assert (code, out) == (1, "")
+            lines = [line for line in err.splitlines() if "level=error" in line]
+            assert len(lines) == 1, err
+            assert lines[0].endswith(f'msg="no scrape: {output} cannot be written: {why}"')
+            assert "Traceback" not in err
+
+
+async def test_check_says_a_line_for_each_source(tmp_path: Path) -> None:
+    web = tmp_path / "web.yml"
+    web.write_text("http_server_config: {http2: true}\n")
+    async with SimulatedNode(schedule=False) as node:
+        code, out, _ = await run(
+            "check",
+            "--metrics.dialects=native",
+            f"--web.config.file={web}",
+            *arguments(node),
+        )
         assert out.splitlines() == [
+            "web.config.file: ok",
+            "note: http2: HTTP/2 is not offered, HTTP/1.1 is",
             "nvml: ok: 8 cards, driver 580.95.05",
             "podresources: ok",
             "kubernetes: ok: 12 pods",
@@ -273,4 +295,6 @@ async def test_a_long_missing_driver_match_ends_with_1() -> None:
         node.world.cards.fail_driver("mismatch")
         code, _, err = await run("serve", *flags, "--web.listen-address=127.0.0.1:0")
     assert code == 1
-    assert "exits so that the container is made anew: simulated" in err
+    assert (
+        "exits so that the container is made anew: the driver answers mismatch (simulated)" in err
+    )

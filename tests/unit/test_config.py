@@ -80,7 +80,7 @@ def test_durations_are_written_as_prometheus_writes_them(text: str, seconds: flo
     assert config.duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "5", "s", "5 s", "-5s", "1s1m", "1.5s", "5S"])
+@pytest.mark.parametrize("text", ["", "5", "s", "5 s", "-5s", "1s1m", "1.5s", "5S", "٣s"])
 def test_other_durations_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a duration"):
         config.duration(text)
@@ -94,6 +94,26 @@ def test_other_durations_are_refused(text: str) -> None:
             "interval",
             "soon",
             "--interval: 'soon' is not a duration such as 5s, 1m30s or 500ms",
+        ),
+        ("interval", "200y", "--interval: '200y' is longer than 100y"),
+        ("interval", "9" * 400 + "y", f"--interval: '{'9' * 100}…' is longer than 100y"),
+        (
+            "devices.max-memory",
+            "9" * 5000 + "MiB",
+            f"--devices.max-memory: '{'9' * 100}…' is not a size such as 256MiB",
+        ),
+        (
+            "web.max-requests",
+            "9" * 5000,
+            f"--web.max-requests: '{'9' * 100}…' is not a whole number above 0",
+        ),
+        *(
+            (
+                "web.telemetry-path",
+                path,
+                f"--web.telemetry-path: '{path}' is not a path such as /metrics",
+            )
+            for path in ("/..", "/a/../b", "/./a", "/metrics/", "//metrics", "/")
         ),
         ("web.max-requests", "0", "--web.max-requests: '0' is not a whole number above 0"),
         (
@@ -194,6 +214,10 @@ def test_aliases_cannot_blow_the_file_up(tmp_path: Path) -> None:
     levels = "\n".join(f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9))
     path = written(tmp_path, f"a0: &a0 [x]\n{levels}\n")
     assert "is not a single value" in refusal(path=path)
+    keys = ", ".join(f"k{n}: x" for n in range(300))
+    level = ", ".join(f"k{n}: *inner" for n in range(300))
+    path = written(tmp_path, f"inner: &inner {{{keys}}}\nouter: {{{level}}}\n")
+    assert refusal(path=path) == f"{path}: has more than 1000 keys"
 
 
 def test_impossible_together() -> None:
