@@ -40,7 +40,8 @@ def test_amtool_takes_the_configuration(tool: Tool) -> None:
         ({"alertname": "GpuUsageWithoutAllocation", "severity": "warning"}, "tenants"),
         ({"alertname": "GpuContainerMemoryOverShare", "severity": "warning"}, "tenants"),
         ({"alertname": "QgpuExporterSourceFailing", "severity": "warning"}, "ticket"),
-        ({"alertname": "QgpuExporterDown", "severity": "critical"}, "page"),
+        ({"alertname": "QgpuExporterDown", "severity": "warning"}, "ticket"),
+        ({"alertname": "QgpuExporterAbsent", "severity": "info"}, "quiet"),
     ],
     ids=lambda value: value["alertname"] if isinstance(value, dict) else value,
 )
@@ -53,7 +54,7 @@ def test_routes(tool: Tool, labels: dict[str, str], receiver: str) -> None:
 # --------------------------------------------------------------------------- inhibition
 
 SENT = {
-    "lost": {"alertname": "GpuDown", "severity": "critical", "reason": "lost", **CARD},
+    "lost": {"alertname": "GpuDown", "severity": "critical", **CARD},
     "its XID": {"alertname": "GpuXidCritical", "severity": "critical", "xid": "79", **CARD},
     "its holder": {
         "alertname": "GpuReservationIdle",
@@ -87,14 +88,13 @@ SENT = {
     "a card of it": {
         "alertname": "GpuDown",
         "severity": "critical",
-        "reason": "timeout",
         "cluster": "a",
         "node": "n2",
         "gpu": "0",
     },
     "its exporter": {
         "alertname": "QgpuExporterDown",
-        "severity": "critical",
+        "severity": "warning",
         "cluster": "a",
         "node": "n2",
     },

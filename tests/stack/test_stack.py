@@ -269,10 +269,11 @@ def test_an_xid_pages_and_clears_by_itself(stack: Stack, receiver: Receiver) -> 
 
 def test_a_lost_card_pages_once_and_resolves(stack: Stack, receiver: Receiver) -> None:
     stack.control("lose-card?gpu=6")
-    labels = {"alertname": "GpuDown", "gpu": "6", "reason": "lost"}
+    labels = {"alertname": "GpuDown", "gpu": "6"}
     alert = _arrives(receiver, "firing", **labels)
     assert alert["receiver"] == "page"
     assert alert["annotations"]["summary"] == f"GPU 6 of node {NODE} does not answer (lost)."
+    assert alert["annotations"]["description"].endswith("Held by research/llm-train-0.")
     stack.control("recover")
     _arrives(receiver, "resolved", **labels)
 
@@ -290,7 +291,7 @@ def test_an_exporter_that_is_gone_is_told_and_leaves_panels_empty(
 ) -> None:
     stack.end("demo")
     alert = _arrives(receiver, "firing", alertname="QgpuExporterDown")
-    assert alert["receiver"] == "page"
+    assert alert["receiver"] == "ticket"
     assert alert["annotations"]["summary"] == f"The GPU exporter on {NODE} cannot be scraped."
     for title in ("Busy", "Fan", "Tensor pipes"):
         # A rate still sees the last seconds for a moment.
