@@ -231,7 +231,7 @@ def test_what_is_no_pod_is_unreadable(wrong: bytes | dict[str, Any]) -> None:
         decode_pod(wrong)
 
 
-@pytest.mark.parametrize("depth", [150, 1_000, 10_000, 200_000])
+@pytest.mark.parametrize("depth", [150, 1_000, 10_000])
 def test_however_deep_a_part_is_that_nothing_reads_the_rest_is_read(depth: int) -> None:
     text = '"q[{\\"\\\\"'
     deep = '{"f:a":[' * depth + text + "]}" * depth
