@@ -77,7 +77,7 @@ def _session(options: argparse.Namespace) -> Session:
         from qgpu_exporter.reader.simulated import SimulatedSession
 
         path = options.simulation or os.environ.get("QGPU_EXPORTER_SIMULATION") or None
-        return SimulatedSession(path, timeout_seconds=options.timeout)
+        return SimulatedSession(path)
     # Imported here so that simulated cards need no NVML bindings.
     from qgpu_exporter.reader.session import NvmlSession
 

@@ -116,7 +116,7 @@ class SimulatedCard:
     down: str | None = None
     """A reason of `model.DownReason`."""
     hang_seconds: float = 0.0
-    """The card answers no call; the round reports it as `timeout` after its deadline."""
+    """The card answers no call; the round reports it as ``timeout``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,17 +173,15 @@ def _model(index: int) -> _CardModel:
 class SimulatedSession:
     """Answers requests as an NVML session would; `clock` gives Unix time in seconds.
 
-    Hanging cards are reported after the deadline without waiting for it.
+    Hanging cards are reported at once, not at the end of a deadline.
     """
 
     def __init__(
         self,
         scenario_path: str | None = None,
-        timeout_seconds: float = 3.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._path = scenario_path
-        self._timeout_seconds = timeout_seconds
         self._clock = clock
         self._scenario = Scenario()
         self._stamp: tuple[int, int] | None = None

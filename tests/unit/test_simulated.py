@@ -33,7 +33,7 @@ class Node:
         self.path = directory / "scenario.json"
         self.path.write_bytes(b"{}")
         self._writes = 0
-        self.session = SimulatedSession(str(self.path), 3.0, lambda: self.now)
+        self.session = SimulatedSession(str(self.path), lambda: self.now)
 
     def play(self, scenario: Scenario) -> None:
         self.path.write_bytes(msgspec.json.encode(scenario))
