@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -73,12 +73,17 @@ async def exporting(
     *,
     kubelet: bool = True,
     api: bool = True,
+    refused: Iterable[str] = (),
     max_age_seconds: float = 60.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[Exporter]:
-    """An exporter of a simulated node without a schedule, from its first full snapshot on."""
+    """An exporter of a simulated node without a schedule, from its first full snapshot on.
+
+    The API server lets it read all but the `refused` resources.
+    """
     classes = xids.load(None)
     async with SimulatedNode(schedule=False) as node:
+        node.world.api.allowed.difference_update(refused)
         made = replace(
             settings or PollerSettings("", interval_seconds=HOUR, timeout_seconds=3.0),
             node=node.name,

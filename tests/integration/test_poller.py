@@ -98,6 +98,21 @@ async def test_pods_outlive_an_api_server_that_is_away() -> None:
         assert source(exporter, "nvml") == "1.0"
 
 
+async def test_without_a_first_pod_list_the_kubelet_s_proofs_are_shown_after_a_time() -> None:
+    now = [1000.0]
+    async with exporting(HOURLY, refused=["pods"], clock=lambda: now[0]) as exporter:
+        assert source(exporter, "kubernetes") == "0.0"
+        assert exporter.lines("node_gpu_allocation_info") == []
+        now[0] += 31.0
+        exporter.poller.changed()
+        await until(lambda: "reserved-idle" in exporter.pods("node_gpu_allocation_info"))
+        # What an annotation proves takes the pods, and so do sums over all pods.
+        assert "chat-a" not in exporter.pods("node_gpu_allocation_info")
+        assert exporter.lines("node_gpu_containers") == []
+        exporter.node.world.api.allowed.add("pods")
+        await until(lambda: "chat-a" in exporter.pods("node_gpu_allocation_info"))
+
+
 async def test_without_the_api_what_the_kubelet_lists_is_shown_and_annotations_are_not() -> None:
     async with exporting(HOURLY, api=False) as exporter:
         shown = exporter.pods("node_gpu_allocation_info")
