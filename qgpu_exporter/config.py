@@ -617,7 +617,7 @@ def _flatten(
         raise ConfigError(f"{where}: is not a mapping of settings")
     for key_node, value_node in node.value:
         line = f"{path}:{key_node.start_mark.line + 1}"
-        if not isinstance(key_node, yaml.ScalarNode):
+        if not isinstance(key_node, yaml.ScalarNode) or not key_node.value.isprintable():
             raise ConfigError(f"{line}: a key is not a word")
         key = prefix + str(key_node.value)
         if isinstance(value_node, yaml.MappingNode):

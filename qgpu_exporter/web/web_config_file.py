@@ -20,7 +20,7 @@ MAX_BYTES = 1 << 20
 SETTLED_SECONDS = 2.0
 """A file changed this lately may change again under the same time stamp: it is read each time."""
 
-Stamp = tuple[tuple[int, int, int, int] | None, ...]
+Stamp = tuple[tuple[int, int, int, int, int] | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class WebConfigFile:
         """Keep what was seen, and whether it may still change under the same time stamp."""
         self._seen = seen
         self._stamp = _stamp(seen)
-        newest = max((one[3] for one in self._stamp if one is not None), default=0)
+        newest = max((max(one[3:]) for one in self._stamp if one is not None), default=0)
         self._settled = self._wall_clock() - newest / 1e9 > SETTLED_SECONDS
 
     def _note(self) -> None:
@@ -150,16 +150,19 @@ def _load(path: Path, seen: dict[Path, bytes]) -> Loaded:
 
 
 def _stamp(files: dict[Path, bytes]) -> Stamp:
-    """What changes when a file does: device, inode, size and time of change of each."""
+    """What changes when a file does: device, inode, size and both times of change of each.
+
+    The inode's own time also tells of a rename and of a content whose time was set back.
+    """
     return tuple(_stamp_of(file) for file in files)
 
 
-def _stamp_of(file: Path) -> tuple[int, int, int, int] | None:
+def _stamp_of(file: Path) -> tuple[int, int, int, int, int] | None:
     try:
         found = file.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _read(file: Path) -> bytes:

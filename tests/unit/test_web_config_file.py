@@ -33,6 +33,18 @@ def test_an_edit_in_the_same_tick_of_the_clock_is_noticed(tmp_path: Path) -> Non
     assert list(file.current().users) == ["b"]
 
 
+def test_an_edit_that_keeps_size_and_time_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "web.yml"
+    path.write_text(f"basic_auth_users: {{a: {HASH}}}")
+    stamp = path.stat().st_mtime_ns
+    file = WebConfigFile(str(path), wall_clock=lambda: stamp / 1e9 + 10.0)
+    assert list(file.current().users) == ["a"]
+    with path.open("r+") as opened:
+        opened.write(f"basic_auth_users: {{b: {HASH}}}")
+    os.utime(path, ns=(stamp, stamp))
+    assert list(file.current().users) == ["b"]
+
+
 def test_a_file_that_has_settled_is_not_read_again(tmp_path: Path) -> None:
     path = tmp_path / "web.yml"
     path.write_text(f"basic_auth_users: {{a: {HASH}}}")

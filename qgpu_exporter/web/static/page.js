@@ -300,7 +300,8 @@ function xidChip(one) {
       ? ""
       : `, ${ago(state.shown.now_timestamp_seconds - one.last_timestamp_seconds)}`;
   const told = one.class != null && !XID_MEANINGLESS.has(one.class);
-  const label = `XID ${one.xid}${count}${where}${told ? `: ${words(one.class)}` : ""}${age}`;
+  const action = one.class?.startsWith("workflow_") ? "see NVIDIA's workflow" : words(one.class);
+  const label = `XID ${one.xid}${count}${where}${told ? `: ${action}` : ""}${age}`;
   const severity = XID_BAD.test(one.class ?? "") ? "bad" : one.class === "ignore" ? null : "warn";
   return [`xid ${one.xid} ${one.mig}`, label, severity, "what NVIDIA's table of XIDs says to do"];
 }
@@ -370,6 +371,7 @@ function updateMeter(meter, label, parts, { whole, other, used, asked, show }) {
   });
   const over = isOver(laid, whole);
   meter.bar.classList.toggle("over", over);
+  attribute(meter.bar, "title", over ? "The line is where the card ends." : null);
   style(meter.bar, "--whole", over ? `${(100 * whole) / scale}%` : "100%");
   const amounts = [used == null ? "" : `${show(used)} used`, asked == null ? "" : `${show(asked)} req.`];
   text(meter.value, amounts.filter(Boolean).join(" · ") || "not known");
