@@ -80,27 +80,15 @@ class SampleReader:
         return tuple(Sample(stamp, ratios[stamp]) for stamp in sorted(ratios))
 
 
-def _length(handle: Handle, number: int, since: int) -> int:
-    count = ctypes.c_uint(0)
+def _ask(
+    handle: Handle,
+    number: int,
+    since: int,
+    count: ctypes.c_uint,
+    entries: ctypes.Array[ctypes.c_char] | None,
+) -> int:
+    """Fill `count`, and `entries` unless only their number is wanted; the type of their values."""
     kind = ctypes.c_uint(0)
-    check(
-        symbol("nvmlDeviceGetSamples")(
-            handle,
-            ctypes.c_uint(number),
-            ctypes.c_ulonglong(since),
-            ctypes.byref(kind),
-            ctypes.byref(count),
-            None,
-        )
-    )
-    return min(max(count.value, 1), _LONGEST_BUFFER)
-
-
-def _fetch(handle: Handle, number: int, since: int, length: int) -> list[tuple[int, float]]:
-    """(timestamp in us, percent) of each entry."""
-    count = ctypes.c_uint(length)
-    kind = ctypes.c_uint(0)
-    entries = (ctypes.c_char * (length * _ENTRY.size))()
     check(
         symbol("nvmlDeviceGetSamples")(
             handle,
@@ -111,8 +99,21 @@ def _fetch(handle: Handle, number: int, since: int, length: int) -> list[tuple[i
             entries,
         )
     )
+    return kind.value
+
+
+def _length(handle: Handle, number: int, since: int) -> int:
+    count = ctypes.c_uint(0)
+    _ask(handle, number, since, count, None)
+    return min(max(count.value, 1), _LONGEST_BUFFER)
+
+
+def _fetch(handle: Handle, number: int, since: int, length: int) -> list[tuple[int, float]]:
+    """(timestamp in us, percent) of each entry."""
+    count = ctypes.c_uint(length)
+    entries = (ctypes.c_char * (length * _ENTRY.size))()
+    double = _ask(handle, number, since, count, entries) == pynvml.NVML_VALUE_TYPE_DOUBLE
     used = memoryview(entries).cast("B")[: min(count.value, length) * _ENTRY.size]
-    double = kind.value == pynvml.NVML_VALUE_TYPE_DOUBLE
     return [
         (stamp, _double(raw) if double else raw & 0xFFFF_FFFF)
         for stamp, raw in _ENTRY.iter_unpack(used)
