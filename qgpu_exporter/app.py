@@ -68,7 +68,7 @@ class App:
         self._started_timestamp_seconds = time.time()
         self._connection = _connection(settings, environment)
         self.poller = Poller(
-            _poller_settings(settings, self.node),
+            poller_settings(settings, self.node),
             self._sources(),
             clock=time.monotonic,
             wall_clock=time.time,
@@ -231,7 +231,8 @@ def _connection(
     return client.Connection(where, environment=environment)
 
 
-def _poller_settings(settings: config.Settings, node: str) -> PollerSettings:
+def poller_settings(settings: config.Settings, node: str) -> PollerSettings:
+    """What the poller needs of the settings; raises `ConfigError` for bad XID classes."""
     try:
         classes = xids.load(settings.devices_xid_classes or None)
     except xids.ClassesError as error:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -190,22 +191,19 @@ async def _listening(
     manager = runner.server
     if manager is None:  # pragma: no cover -- setup has just made it
         raise RuntimeError("aiohttp has no server")
-    loop = asyncio.get_running_loop()
-
-    def make_handler() -> web.RequestHandler:
-        return _RequestHandler(
-            manager,
-            loop=loop,
-            access_log=_no_access_log,
-            keepalive_timeout=patience.next_request,
-            lingering_time=1.0,
-            # No body is read, so none is unpacked.
-            auto_decompress=False,
-            max_line_size=MAX_HEAD_LINE_BYTES,
-            max_field_size=MAX_HEAD_LINE_BYTES,
-            max_headers=MAX_HEADERS,
-        )
-
+    make_handler = partial(
+        _RequestHandler,
+        manager,
+        loop=asyncio.get_running_loop(),
+        access_log=_no_access_log,
+        keepalive_timeout=patience.next_request,
+        lingering_time=1.0,
+        # No body is read, so none is unpacked.
+        auto_decompress=False,
+        max_line_size=MAX_HEAD_LINE_BYTES,
+        max_field_size=MAX_HEAD_LINE_BYTES,
+        max_headers=MAX_HEADERS,
+    )
     listener = Listener(make_handler, security, connections, patience)
     try:
         try:
