@@ -62,7 +62,7 @@ class App:
         self.exposition = Exposition(
             families(settings),
             service.SERVICE,
-            ProcessFamilies(lambda: self.poller.sources.devices.reader_health.pid),
+            ProcessFamilies(),
         )
         self.counts = {"ok": 0, "rejected": 0}
         self._started_timestamp_seconds = time.time()

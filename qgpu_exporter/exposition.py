@@ -277,18 +277,25 @@ def _head_lines(name: str, kind: str, text: str, *, openmetrics: bool, unit: str
 class ProcessFamilies:
     """``process_*`` of the service and ``qgpu_exporter_reader_process_*`` of its reader."""
 
-    def __init__(self, reader_pid: Callable[[], int | None] = lambda: None) -> None:
-        self._reader_pid = reader_pid
+    def __init__(self) -> None:
         self._own = ProcessCollector(registry=None)
+        self._reader_pid: int | None = None
         # Our child is in our own PID namespace, so this is /proc and not --path.procfs.
         self._reader = ProcessCollector(
-            namespace="qgpu_exporter_reader", pid=lambda: reader_pid() or "none", registry=None
+            namespace="qgpu_exporter_reader",
+            pid=lambda: self._reader_pid or "none",
+            registry=None,
         )
 
-    def blocks(self, fmt: Format) -> tuple[Block, ...]:
-        """Read now; a process that is gone has no families."""
+    def blocks(self, fmt: Format, reader_pid: int | None = None) -> tuple[Block, ...]:
+        """Read now; a process that is gone has no families.
+
+        The pid is given, since pages are made in a thread, in which nobody else's state may be
+        looked at while it changes.
+        """
+        self._reader_pid = reader_pid
         collectors = [self._own]
-        if self._reader_pid() is not None:
+        if reader_pid is not None:
             collectors.append(self._reader)
         found: list[Metric] = []
         for collector in collectors:
@@ -353,6 +360,6 @@ class Exposition:
         parts = self.device_blocks(snapshot, fmt) if snapshot is not None else ()
         parts += blocks(self._service, status, fmt, self.dropped)
         if self._processes is not None:
-            parts += self._processes.blocks(fmt)
+            parts += self._processes.blocks(fmt, status.reader.pid if status.reader else None)
         chosen = (part for part in parts if names is None or not part.names.isdisjoint(names))
         return b"".join(part.text for part in chosen) + (EOF if fmt.openmetrics else b"")

@@ -108,7 +108,7 @@ class Service:
     async def page(self) -> Page:
         """One scrape, which is answered with 200 whatever the state of the node."""
         status, text = await self.get("/metrics")
-        assert status == 200, text
+        assert status == 200, "\n".join((text, *self.lines))
         return Page(text)
 
     async def until(self, wanted: Callable[[Page], bool]) -> Page:

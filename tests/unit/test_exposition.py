@@ -381,8 +381,8 @@ def test_the_device_part_is_rendered_once_for_a_snapshot_and_format() -> None:
 def test_the_reader_has_process_families_of_its_own() -> None:
     with subprocess.Popen(["sleep", "60"]) as child:
         try:
-            families = ProcessFamilies(lambda: child.pid)
-            page = b"".join(block.text for block in families.blocks(TEXT)).decode()
+            families = ProcessFamilies().blocks(TEXT, child.pid)
+            page = b"".join(block.text for block in families).decode()
         finally:
             child.kill()
     read = {one.name: one.samples[0] for one in parse_text(page)}
@@ -396,10 +396,8 @@ def test_the_reader_has_process_families_of_its_own() -> None:
 def test_a_reader_that_is_gone_has_no_process_families() -> None:
     with subprocess.Popen(["true"]) as child:
         child.wait(10)
-    gone = ProcessFamilies(lambda: child.pid)
-    none = ProcessFamilies(lambda: None)
-    for families in (gone, none):
-        blocks = families.blocks(TEXT)
+    for pid in (child.pid, None):
+        blocks = ProcessFamilies().blocks(TEXT, pid)
         assert not any(name.startswith("qgpu") for block in blocks for name in block.names)
         assert len(blocks) == 6
 
