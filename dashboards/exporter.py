@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.panels import NODE, NOTHING, Column, Page, Query
+from dashboards.panels import NODE, NOTHING, Column, Page, Query, top
 
 # The exporter's own families have a node label only where the scrape gives its targets one: they
 # are chosen by what else their target says.
@@ -11,7 +11,7 @@ _CHOSEN = (
     f" (node_gpu_cards{{{NODE}}}) or count by (cluster, job, instance)"
     f" (qgpu_exporter_build_info{{{NODE}}}))"
 )
-_WHO = "{{node}} {{instance}}"
+_WHO = "{{cluster}} {{node}} {{instance}}"
 _BY = "by (cluster, job, instance, node%s)"
 
 
@@ -34,7 +34,7 @@ def build() -> Page:
     """The dashboard of the exporters themselves."""
     page = Page(
         "qgpu-exporter",
-        "Whether the exporters work, and what they cost.",
+        "Whether the exporters work, and what they cost; graphs have the ten worst.",
         hidden=frozenset({"gpu", "namespace", "pod"}),
     )
     _now(page)
@@ -83,10 +83,15 @@ def _now(page: Page) -> None:
 
 def _sources(page: Page) -> None:
     page.row("Sources")
+    answered = _own("qgpu_exporter_source_last_success_timestamp_seconds", ", source")
     page.states(
         "Sources",
-        "Whether the source's last question was answered; a source that is off is not here.",
-        Query(_own("qgpu_exporter_source_up", ", source"), f"{_WHO} {{{{source}}}}"),
+        "Whether the source's last question was answered, of the ten that failed most in the "
+        "chosen time; a source that is off is not here.",
+        Query(
+            top(_own("qgpu_exporter_source_up", ", source"), lowest=True),
+            f"{_WHO} {{{{source}}}}",
+        ),
         {"0": ("fails", "red"), "1": ("answers", "green")},
         width=12,
     )
@@ -94,10 +99,7 @@ def _sources(page: Page) -> None:
         "Age of the last good answer",
         "By source.",
         "s",
-        Query(
-            f"time() - ({_own('qgpu_exporter_source_last_success_timestamp_seconds', ', source')})",
-            f"{_WHO} {{{{source}}}}",
-        ),
+        Query(top(f"time() - ({answered})"), f"{_WHO} {{{{source}}}}"),
         goes_to=None,
     )
     page.graph(
@@ -105,7 +107,7 @@ def _sources(page: Page) -> None:
         "Per minute, by source and reason.",
         "none",
         Query(
-            _per_minute("qgpu_exporter_source_failures_total", ", source, reason"),
+            top(_per_minute("qgpu_exporter_source_failures_total", ", source, reason")),
             f"{_WHO} {{{{source}}}} {{{{reason}}}}",
         ),
         goes_to=None,
@@ -116,7 +118,7 @@ def _sources(page: Page) -> None:
         "Of the source's last question.",
         "s",
         Query(
-            _own("qgpu_exporter_source_read_duration_seconds", ", source"),
+            top(_own("qgpu_exporter_source_read_duration_seconds", ", source")),
             f"{_WHO} {{{{source}}}}",
         ),
         goes_to=None,
@@ -130,7 +132,7 @@ def _work(page: Page) -> None:
         "By reason.",
         "none",
         Query(
-            _increase("qgpu_exporter_reader_restarts_total", ", reason"),
+            top(_increase("qgpu_exporter_reader_restarts_total", ", reason")),
             f"{_WHO} {{{{reason}}}}",
         ),
         width=8,
@@ -141,7 +143,7 @@ def _work(page: Page) -> None:
         "Readers left behind",
         "That hang in the driver and cannot be ended; at two no other is started.",
         "none",
-        Query(_own("qgpu_exporter_reader_left_behind"), _WHO),
+        Query(top(_own("qgpu_exporter_reader_left_behind")), _WHO),
         width=8,
         goes_to=None,
     )
@@ -149,7 +151,7 @@ def _work(page: Page) -> None:
         "Age of the snapshot",
         "Since the present snapshot was joined.",
         "s",
-        Query(f"time() - ({_own('qgpu_exporter_snapshot_timestamp_seconds')})", _WHO),
+        Query(top(f"time() - ({_own('qgpu_exporter_snapshot_timestamp_seconds')})"), _WHO),
         width=8,
         goes_to=None,
     )
@@ -157,7 +159,7 @@ def _work(page: Page) -> None:
         "Time to join a snapshot",
         "Of the present one.",
         "s",
-        Query(_own("qgpu_exporter_join_duration_seconds"), _WHO),
+        Query(top(_own("qgpu_exporter_join_duration_seconds")), _WHO),
         width=8,
         goes_to=None,
     )
@@ -165,7 +167,7 @@ def _work(page: Page) -> None:
         "NVML calls in a round",
         "Of the last round over all cards.",
         "none",
-        Query(_own("qgpu_exporter_nvml_calls"), _WHO),
+        Query(top(_own("qgpu_exporter_nvml_calls")), _WHO),
         width=8,
         goes_to=None,
     )
@@ -174,11 +176,11 @@ def _work(page: Page) -> None:
         "Per minute, by outcome and reason.",
         "none",
         Query(
-            _per_minute("qgpu_exporter_scrapes_total", ", outcome"),
+            top(_per_minute("qgpu_exporter_scrapes_total", ", outcome")),
             f"{_WHO} {{{{outcome}}}}",
         ),
         Query(
-            _per_minute("qgpu_exporter_dropped_series_total", ", reason"),
+            top(_per_minute("qgpu_exporter_dropped_series_total", ", reason")),
             f"{_WHO} lost: {{{{reason}}}}",
         ),
         width=8,
@@ -189,7 +191,7 @@ def _work(page: Page) -> None:
         "Scrape duration",
         "As Prometheus measures it.",
         "s",
-        Query(_own("scrape_duration_seconds"), _WHO),
+        Query(top(_own("scrape_duration_seconds")), _WHO),
         width=8,
         goes_to=None,
     )
@@ -197,7 +199,7 @@ def _work(page: Page) -> None:
         "Samples of a scrape",
         "As Prometheus counts them.",
         "none",
-        Query(_own("scrape_samples_scraped"), _WHO),
+        Query(top(_own("scrape_samples_scraped")), _WHO),
         width=8,
         goes_to=None,
     )
@@ -205,7 +207,7 @@ def _work(page: Page) -> None:
         "Memory of the service",
         "Resident, without the reader process.",
         "bytes",
-        Query(_own("process_resident_memory_bytes"), _WHO),
+        Query(top(_own("process_resident_memory_bytes")), _WHO),
         width=8,
         goes_to=None,
     )
@@ -223,13 +225,11 @@ def _work(page: Page) -> None:
         f"max by (cluster, node, instance, version, revision, python_version)"
         f" (qgpu_exporter_build_info{{{NODE}}})",
         width=12,
-        empty="-",
         goes_to=("qgpu-node", ("node",)),
     )
     page.table(
         "Problems with allocations",
-        "Present ones, by kind; /caches of the exporter names the pods. No rows: none, or nothing "
-        "is scraped.",
+        "Present ones, by kind; /caches of the exporter names the pods.",
         [
             Column("node", "node"),
             Column("instance", "instance"),
@@ -238,6 +238,6 @@ def _work(page: Page) -> None:
         ],
         _own("qgpu_exporter_problems", ", kind"),
         width=12,
-        empty="-",
+        empty="None; or nothing scraped",
         goes_to=None,
     )

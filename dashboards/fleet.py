@@ -6,16 +6,24 @@ from dashboards.panels import (
     BY_CARD,
     BY_CONTAINER,
     CARD,
+    CARD_LEGEND,
     NODE,
+    NODE_LEGEND,
     NOTHING,
     Column,
     Page,
     Query,
-    absent,
     card,
+    top,
 )
 
 _FIRING = f'alertname=~"Gpu.*|QgpuExporter.*",alertstate="firing",{NODE}'
+_NO_RULES = "No capacity rules are loaded, or nothing scraped"
+_SEVERITIES = {
+    "critical": ("critical", "red"),
+    "warning": ("warning", "orange"),
+    "info": ("info", "blue"),
+}
 _LIVING = f"0 * count(node_gpu_cards{{{NODE}}})"
 
 
@@ -56,14 +64,14 @@ def build() -> Page:
         "Answering cards that no container holds. From the recording rules.",
         "none",
         f"sum(node:node_gpu_wholly_free:count{{{NODE}}})",
-        empty="No capacity rules are loaded, or nothing scraped",
+        empty=_NO_RULES,
     )
     page.number(
         "Stranded core",
         "Core that is free on cards without memory left, in cards. From the recording rules.",
         "none",
         f"sum(node:node_gpu_core_stranded:percent{{{NODE}}}) / 100",
-        empty="No capacity rules are loaded, or nothing scraped",
+        empty=_NO_RULES,
     )
     page.row("Over time")
     page.graph(
@@ -90,30 +98,42 @@ def build() -> Page:
         goes_to=None,
     )
     page.graph(
-        "Free and stranded core by node",
-        "Free core, and the part of it on cards without memory left, in percent of a card.",
-        "percent",
-        Query(f"node:node_gpu_core_free:percent{{{NODE}}}", "{{node}} free"),
-        Query(f"node:node_gpu_core_stranded:percent{{{NODE}}}", "{{node}} stranded"),
-        empty="No capacity rules are loaded, or nothing scraped",
-        goes_to=("qgpu-node", ("node",)),
+        "Core: free and stranded",
+        "In cards: what is left to give away, and the part of it on cards without memory left.",
+        "none",
+        Query(f"sum(node:node_gpu_core_free:percent{{{NODE}}}) / 100", "free"),
+        Query(f"sum(node:node_gpu_core_stranded:percent{{{NODE}}}) / 100", "stranded"),
+        empty=_NO_RULES,
+        goes_to=None,
     )
     page.graph(
-        "Free and stranded memory by node",
-        "Free memory, and the part of it on cards without core left.",
+        "Memory: free and stranded",
+        "What is left to give away, and the part of it on cards without core left.",
         "bytes",
-        Query(f"node:node_gpu_memory_free:bytes{{{NODE}}}", "{{node}} free"),
-        Query(f"node:node_gpu_memory_stranded:bytes{{{NODE}}}", "{{node}} stranded"),
-        empty="No capacity rules are loaded, or nothing scraped",
-        goes_to=("qgpu-node", ("node",)),
+        Query(f"sum(node:node_gpu_memory_free:bytes{{{NODE}}})", "free"),
+        Query(f"sum(node:node_gpu_memory_stranded:bytes{{{NODE}}})", "stranded"),
+        empty=_NO_RULES,
+        goes_to=None,
     )
+    for what, title, unit in (
+        ("core", "core", "percent"),
+        ("memory", "memory", "bytes"),
+    ):
+        page.bars(
+            f"Nodes with the most stranded {title}",
+            "The ten with the most that is free and of no use, since the other is given away on "
+            "the same card. Core in percent of a card.",
+            unit,
+            Query(f"topk(10, node:node_gpu_{what}_stranded:{unit}{{{NODE}}})", NODE_LEGEND),
+            goes_to=("node",),
+            empty=_NO_RULES,
+        )
     page.row("What is wrong")
     page.table(
         "Firing alerts",
-        "Alerts of the rules in alerts/, as Prometheus evaluates them. No rows: none fires, or the "
-        "rules are not loaded.",
+        "Alerts of the rules in alerts/, as Prometheus evaluates them.",
         [
-            Column("severity", "severity"),
+            Column("severity", "severity", states=_SEVERITIES),
             Column("alertname", "alert"),
             Column("cluster", "cluster"),
             Column("node", "node"),
@@ -123,11 +143,11 @@ def build() -> Page:
         ],
         f"max by (severity, alertname, cluster, node, gpu, namespace, pod) (ALERTS{{{_FIRING}}})",
         width=12,
-        empty="-",
+        empty="No alert fires; or the rules are not loaded, or nothing scraped",
     )
     page.table(
         "Cards that do not answer",
-        "And why. No rows: all known cards answer, or nothing is scraped.",
+        "And why.",
         [
             Column("cluster", "cluster"),
             Column("node", "node"),
@@ -136,7 +156,7 @@ def build() -> Page:
         ],
         f"max by (cluster, node, gpu, reason) (node_gpu_down_info{{{CARD}}})",
         width=12,
-        empty="-",
+        empty="All known cards answer; or nothing scraped",
     )
     page.bars(
         "Least busy cards that somebody holds",
@@ -146,8 +166,9 @@ def build() -> Page:
         Query(
             f"bottomk(10, max {BY_CARD} (rate(node_gpu_busy_seconds_total{{{CARD}}}[5m]))"
             f" and on (cluster, node, gpu) {card('node_gpu_containers')} > 0)",
-            "{{node}} GPU {{gpu}}",
+            CARD_LEGEND,
         ),
+        width=8,
     )
     page.bars(
         "Cards nearest to their own slowdown temperature",
@@ -157,8 +178,24 @@ def build() -> Page:
         Query(
             f"bottomk(10, {card('node_gpu_temperature_slowdown_limit_celsius')}"
             f" - {card('node_gpu_temperature_celsius')})",
-            "{{node}} GPU {{gpu}}",
+            CARD_LEGEND,
         ),
+        width=8,
+        states=((None, "red"), (1, "orange"), (5, "green")),
+    )
+    page.bars(
+        "Cards with the most XIDs",
+        "Errors that the driver reported in the chosen time, of whatever class; the card's own "
+        "page tells which.",
+        "none",
+        Query(
+            f"topk(10, round(sum {BY_CARD} (max by (cluster, node, gpu, xid)"
+            f" (increase(node_gpu_xid_errors_total{{{CARD}}}[$__range])))) > 0)",
+            CARD_LEGEND,
+        ),
+        width=8,
+        states=((None, "orange"),),
+        empty="No XID in the chosen time; or nothing scraped",
     )
     page.row("Inventory")
     page.table(
@@ -174,6 +211,7 @@ def build() -> Page:
             Column("Value #E", "memory", "bytes"),
             Column("Value #F", "memory given away", "bytes"),
             Column("Value #G", "memory used", "bytes"),
+            Column("driver_version", "driver"),
         ],
         nodes % "node_gpu_cards",
         nodes % "node_gpu_cards_answering",
@@ -182,9 +220,10 @@ def build() -> Page:
         f"sum by (cluster, node) ({card('node_gpu_memory_capacity_bytes')})",
         f"sum by (cluster, node) ({card('node_gpu_memory_allocated_bytes')})",
         f"sum by (cluster, node) ({card('node_gpu_memory_used_bytes')})",
+        f"max by (cluster, node, driver_version) (node_gpu_driver_info{{{NODE}}})",
         width=16,
         height=9,
-        empty="not known",
+        cell="not known",
         goes_to=("qgpu-node", ("node",)),
     )
     page.table(
@@ -198,18 +237,23 @@ def build() -> Page:
         ],
         f"count by (cluster, model, driver_version) (max by (cluster, node, gpu, model)"
         f" (node_gpu_info{{{CARD}}}) * on (cluster, node) group_left (driver_version)"
-        f" max by (cluster, node, driver_version) (node_gpu_driver_info{{{NODE}}}))",
+        f" topk by (cluster, node) (1, max by (cluster, node, driver_version)"
+        f" (node_gpu_driver_info{{{NODE}}})))",
         width=8,
         height=9,
-        empty="-",
         goes_to=None,
     )
     page.graph(
         "Power",
-        "Sum over the cards, by node.",
+        "Sum over the cards, and the ten nodes that draw most.",
         "watt",
-        Query(f"sum by (cluster, node) ({card('node_gpu_power_watts')})", "{{node}}"),
-        absent("node_gpu_power_watts"),
+        Query(f"sum({card('node_gpu_power_watts')})", "all"),
+        Query(top(f"sum by (cluster, node) ({card('node_gpu_power_watts')})"), NODE_LEGEND),
+        Query(
+            f"count({card('node_gpu_up')} == 1 unless on (cluster, node, gpu)"
+            f" {card('node_gpu_power_watts')}) * NaN",
+            "some cards: not offered by them",
+        ),
         goes_to=("qgpu-node", ("node",)),
     )
     page.graph(

@@ -6,6 +6,7 @@ from dashboards.panels import (
     BY_CARD,
     CARD,
     CARD_LEGEND,
+    LIMIT,
     NODE,
     NOTHING,
     Column,
@@ -23,13 +24,18 @@ def _reading(page: Page, title: str, text: str, unit: str, metric: str, **more: 
     limit = more.get("limit")
     queries = [Query(card(metric), CARD_LEGEND)]
     if isinstance(limit, str):
-        queries.append(Query(card(limit), f"{CARD_LEGEND}, its own limit"))
+        queries.append(Query(card(limit), f"{CARD_LEGEND}, {LIMIT}"))
     page.graph(title, text, unit, *queries, absent(metric), width=8, goes_to=_SHARES)
 
 
 def build() -> Page:
     """The dashboard of a node, down to a single card."""
-    page = Page("qgpu-node", "The readings of a node's cards, and what is wrong with them.")
+    page = Page(
+        "qgpu-node",
+        "The readings of a node's cards, and what is wrong with them.",
+        single=frozenset({"node"}),
+        hidden=frozenset({"namespace", "pod"}),
+    )
     _cards(page)
     _readings(page)
     _throttling(page)
@@ -43,8 +49,7 @@ def _cards(page: Page) -> None:
     page.row("Cards")
     page.table(
         "Cards",
-        "One row a known card. `not offered`: the card gives no such reading, or does not answer; "
-        "no rows: nothing is scraped.",
+        "One row a known card. `not offered`: the card gives no such reading, or does not answer.",
         [
             Column("cluster", "cluster"),
             Column("node", "node"),
@@ -52,7 +57,7 @@ def _cards(page: Page) -> None:
             Column("model", "model"),
             Column("uuid", "UUID"),
             Column("pci_bus_id", "PCI"),
-            Column("Value #B", "answers"),
+            Column("Value #B", "answers", states={"1": ("yes", "green"), "0": ("no", "red")}),
             Column("Value #C", "containers"),
             Column("Value #D", "busy", "percentunit"),
             Column("Value #E", "memory used", "bytes"),
@@ -69,7 +74,7 @@ def _cards(page: Page) -> None:
         card("node_gpu_temperature_celsius"),
         card("node_gpu_power_watts"),
         height=9,
-        empty="not offered",
+        cell="not offered",
         goes_to=_SHARES,
     )
     page.states(
@@ -81,8 +86,7 @@ def _cards(page: Page) -> None:
     )
     page.table(
         "Recovery and reasons",
-        "What the driver asks to be done about a card, and why a card does not answer. No rows: "
-        "neither, or the driver does not offer it.",
+        "What the driver asks to be done about a card, and why a card does not answer.",
         [
             Column("node", "node"),
             Column("gpu", "gpu"),
@@ -92,7 +96,7 @@ def _cards(page: Page) -> None:
         f'max by (cluster, node, gpu, action) (node_gpu_recovery_action{{{CARD},action!="none"}})',
         f"max by (cluster, node, gpu, reason) (node_gpu_down_info{{{CARD}}})",
         width=12,
-        empty="-",
+        empty="All known cards answer and need no recovery; or nothing scraped",
     )
 
 
@@ -170,16 +174,21 @@ def _readings(page: Page) -> None:
 
 def _throttling(page: Page) -> None:
     page.row("Throttling")
+    held = (
+        f"node_gpu_clock_event_active{{{CARD},"
+        'reason!~"gpu_idle|applications_clocks_setting|display_clock_setting"}'
+    )
     page.states(
         "What holds the clocks down",
-        "Reasons that the card gives, idling left out.",
+        "Reasons that a card gave at some moment of the chosen time, idling left out.",
         Query(
-            f"max by (cluster, node, gpu, reason) (node_gpu_clock_event_active{{{CARD},"
-            'reason!~"gpu_idle|applications_clocks_setting|display_clock_setting"})',
+            f"max by (cluster, node, gpu, reason) ({held}) and on (cluster, node, gpu, reason)"
+            f" max by (cluster, node, gpu, reason) (max_over_time({held}[$__range] @ end())) > 0",
             f"{CARD_LEGEND} {{{{reason}}}}",
         ),
         {"0": ("no", "transparent"), "1": ("yes", "orange")},
         width=12,
+        empty="No clock was held down, or no card offers it; or nothing scraped",
     )
     page.graph(
         "Part of the time that clocks were held down",
@@ -197,10 +206,13 @@ def _throttling(page: Page) -> None:
 
 def _errors(page: Page) -> None:
     page.row("Errors")
+    actions = (
+        "topk by (cluster, node, xid) (1, max by (cluster, node, xid, action)"
+        f" (node_gpu_xid_info{{{NODE}}}))"
+    )
     page.table(
         "XIDs",
-        "Codes that the driver reported, with what they ask for and when the last one came. No "
-        "rows: none was reported since the exporter started, or nothing is scraped.",
+        "Codes that the driver reported, with what they ask for and when the last one came.",
         [
             Column("node", "node"),
             Column("gpu", "gpu"),
@@ -211,13 +223,13 @@ def _errors(page: Page) -> None:
         ],
         f"max by (cluster, node, gpu, xid) (node_gpu_xid_last_timestamp_seconds{{{CARD}}}) * 1000"
         " * on (cluster, node, xid) group_left (action)"
-        f" max by (cluster, node, xid, action) (node_gpu_xid_info{{{NODE}}})",
+        f" {actions}",
         "(max by (cluster, node, gpu, xid)"
         f" (node_gpu_xid_errors_total{{{CARD}}}) > 0)"
         " * on (cluster, node, xid) group_left (action)"
-        f" max by (cluster, node, xid, action) (node_gpu_xid_info{{{NODE}}})",
+        f" {actions}",
         width=12,
-        empty="-",
+        empty="No XID was reported since the exporter started; or nothing scraped",
     )
     ecc = "node_gpu_ecc_%s_volatile_errors_total"
     page.graph(
@@ -256,7 +268,7 @@ def _errors(page: Page) -> None:
         f"max by (cluster, node, subject, value) (node_gpu_stack_info{{{NODE}}})",
         f"max by (cluster, node, subject) (node_gpu_stack_timestamp_seconds{{{NODE}}}) * 1000",
         width=12,
-        empty="-",
+        empty="The node's software says nothing, or is not asked; or nothing scraped",
     )
 
 
@@ -353,8 +365,7 @@ def _mig(page: Page) -> None:
     mig = "cluster, node, gpu, mig"
     page.table(
         "Map of the slices",
-        "Each slice with its place on the card, and who holds it. No rows: no card of the "
-        "selection is in MIG mode, or nothing is scraped.",
+        "Each slice with its place on the card, and who holds it.",
         [
             Column("node", "node"),
             Column("gpu", "gpu"),
@@ -376,7 +387,7 @@ def _mig(page: Page) -> None:
         " * on (cluster, node, gpu, uuid) group_right (mig)"
         " max by (cluster, node, gpu, uuid, namespace, pod, container)"
         f" (node_gpu_allocation_info{{{CARD}}})",
-        empty="-",
+        empty="No card of the selection has slices; or nothing scraped",
         goes_to=_SHARES,
     )
     page.graph(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from grafana_foundation_sdk.builders import (
@@ -24,7 +24,10 @@ CARD = f'{NODE},gpu=~"$gpu"'
 POD = f'{CARD},namespace=~"$namespace",pod=~"$pod"'
 BY_CARD = "by (cluster, node, gpu)"
 BY_CONTAINER = "by (cluster, node, gpu, namespace, pod, container)"
-CARD_LEGEND = "{{node}} GPU {{gpu}}"
+NODE_LEGEND = "{{cluster}} {{node}}"
+CARD_LEGEND = f"{NODE_LEGEND} GPU {{{{gpu}}}}"
+LIMIT = "its own limit"
+"""How a legend ends whose line is not a reading but the card's own limit of it."""
 
 NOTHING = "Nothing scraped: no exporter of this selection answers"
 UIDS = {
@@ -54,11 +57,13 @@ class Query:
 
 @dataclass(frozen=True)
 class Column:
-    """How one column of a table looks: its name, unit, and whether it is left out."""
+    """How one column of a table looks: its name, its unit, and states that have a colour."""
 
     source: str
     name: str
     unit: str = ""
+    states: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """From a value to the text and colour that are shown for it."""
 
 
 def absent(metric: str, selector: str = CARD, by: str = "cluster, node, gpu") -> Query:
@@ -79,6 +84,17 @@ def card(metric: str, scale: str = "", more: str = "") -> str:
     return f"max {BY_CARD} ({metric}{{{CARD}{more}}}){scale}"
 
 
+def top(expression: str, *, number: int = 10, lowest: bool = False) -> str:
+    """The series with the highest (or lowest) mean of the chosen time, the same at each moment.
+
+    Keeps a graph readable where there are hundreds of nodes or pods; topk alone would choose anew
+    at each moment and draw many more.
+    """
+    choice = "bottomk" if lowest else "topk"
+    mean = f"avg_over_time(({expression})[$__range:$__interval] @ end())"
+    return f"({expression}) and {choice}({number}, {mean})"
+
+
 def link(uid: str, *, fields: str = "__field.labels", names: Sequence[str] = ()) -> str:
     """The address of another dashboard that keeps data source, time, and the named labels."""
     kept = "".join(f"&var-{name}=${{{fields}.{name}}}" for name in names)
@@ -94,8 +110,10 @@ def _data_link(uid: str, fields: str, names: Sequence[str]) -> dashboard.Dashboa
 def _target(number: int, query: Query, *, instant: bool) -> prometheus.Dataquery:
     target = prometheus.Dataquery().expr(query.expression).ref_id(chr(ord("A") + number))
     target = target.datasource(_SOURCE)
-    if instant:
+    if instant and not query.legend:
         return target.instant().format(PromQueryFormat.TABLE)
+    if instant:
+        return target.instant().legend_format(query.legend)
     return target.range().legend_format(query.legend)
 
 
@@ -198,18 +216,15 @@ class Page:
             panel = panel.data_links([_data_link(goes_to[0], "__field.labels", goes_to[1])])
         for number, query in enumerate(queries):
             panel = panel.with_target(_target(number, query, instant=False))
+        if any(query.legend.endswith(LIMIT) for query in queries):
+            panel = panel.override_by_regexp(f"/{LIMIT}$/", _DASHED)
         self._add(panel, title, description, width, height, empty)
         return panel
 
     def line(self, panel: timeseries.Panel, name: str) -> None:
         """Show a series of a stacked graph as a dashed line of its own, for a limit."""
         panel.override_by_name(
-            name,
-            [
-                models.DynamicConfigValue("custom.stacking", {"mode": "none"}),
-                models.DynamicConfigValue("custom.fillOpacity", 0),
-                models.DynamicConfigValue("custom.lineStyle", {"fill": "dash", "dash": [8, 8]}),
-            ],
+            name, [models.DynamicConfigValue("custom.stacking", {"mode": "none"}), *_DASHED]
         )
 
     def number(
@@ -223,10 +238,10 @@ class Page:
         alarm: bool = False,
         empty: str = NOTHING,
     ) -> None:
-        """One number; with `alarm` it is red above zero."""
-        steps = [models.Threshold(None, "green")]
+        """The present value of an expression; with `alarm` it is green at zero and red above."""
+        steps = [models.Threshold(None, "text")]
         if alarm:
-            steps.append(models.Threshold(1, "red"))
+            steps = [models.Threshold(None, "green"), models.Threshold(1, "red")]
         panel = (
             stat.Panel()
             .unit(unit)
@@ -235,24 +250,38 @@ class Page:
             )
             .graph_mode(options.BigValueGraphMode.NONE)
             .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
-            .with_target(_target(0, Query(expression, title), instant=False))
+            # Of now alone: over a time it would show the last value of an exporter that is gone.
+            .with_target(_target(0, Query(expression, title), instant=True))
         )
         self._add(panel, title, description, width, 4, empty)
 
     def bars(
-        self, title: str, description: str, unit: str, query: Query, *, width: int = 12
+        self,
+        title: str,
+        description: str,
+        unit: str,
+        query: Query,
+        *,
+        width: int = 12,
+        states: Sequence[tuple[float | None, str]] = ((None, "blue"),),
+        goes_to: Sequence[str] = ("node", "gpu"),
+        empty: str = NOTHING,
     ) -> None:
-        """Bars of the present values."""
+        """Bars of the present values; `states` are the colours, each from a value on."""
+        steps = [models.Threshold(value, color) for value, color in states]
         panel = (
             bargauge.Panel()
             .unit(unit)
             .min(0)
+            .thresholds(
+                dashboard.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(steps)
+            )
             .orientation(options.VizOrientation.HORIZONTAL)
             .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
-            .data_links([_data_link("qgpu-node", "__field.labels", ("node", "gpu"))])
-            .with_target(_target(0, query, instant=False))
+            .data_links([_data_link("qgpu-node", "__field.labels", goes_to)])
+            .with_target(_target(0, query, instant=True))
         )
-        self._add(panel, title, description, width, 8, NOTHING)
+        self._add(panel, title, description, width, 8, empty)
 
     def states(
         self,
@@ -265,16 +294,10 @@ class Page:
         empty: str = NOTHING,
     ) -> None:
         """States over time; `mappings` is from a value to its text and colour."""
-        mapping = models.ValueMap(
-            options={
-                value: models.ValueMappingResult(text=text, color=color, index=index)
-                for index, (value, (text, color)) in enumerate(mappings.items())
-            }
-        )
         panel = (
             statetimeline.Panel()
             .unit("none")
-            .mappings([mapping])
+            .mappings([_mapping(mappings)])
             .show_value(options.VisibilityMode.NEVER)
             .merge_values(True)
             .row_height(0.8)
@@ -297,17 +320,18 @@ class Page:
         width: int = 24,
         height: int = 8,
         empty: str = NOTHING,
+        cell: str = "-",
         goes_to: tuple[str, Sequence[str]] | None = ("qgpu-node", ("node", "gpu")),
     ) -> None:
         """The present rows of several expressions, joined by their labels.
 
-        A cell that has no value shows `empty` too, so tables of readings of cards are given one
-        that says "not offered", and their rows come from `node_gpu_up`.
+        A table without rows shows `empty`, a cell without a value `cell`.
         """
         names = {column.source: column.name for column in columns}
         order = {column.source: index for index, column in enumerate(columns)}
         letters = [chr(ord("A") + number) for number in range(len(expressions))]
-        values = {"Value" if len(letters) == 1 else f"Value #{letter}" for letter in letters}
+        # Grafana calls a value "Value" where only one of the expressions gives rows.
+        values = {"Value", *(f"Value #{letter}" for letter in letters)}
         unwanted = {"Time", "__name__", "job", "instance", "uuid", *values} - names.keys()
         hidden = dict.fromkeys(sorted(unwanted), True)
         panel = (
@@ -329,7 +353,12 @@ class Page:
         for number, expression in enumerate(expressions):
             panel = panel.with_target(_target(number, Query(expression), instant=True))
         for column in columns:
-            properties = []
+            properties = [models.DynamicConfigValue("noValue", cell)]
+            if column.states:
+                properties += [
+                    models.DynamicConfigValue("mappings", [_mapping(column.states)]),
+                    models.DynamicConfigValue("custom.cellOptions", {"type": "color-text"}),
+                ]
             if column.unit:
                 properties.append(models.DynamicConfigValue("unit", column.unit))
             if goes_to is not None and goes_to[0] != self.uid and column.source in goes_to[1]:
@@ -338,8 +367,7 @@ class Page:
                     "url": link(goes_to[0], fields="__data.fields", names=goes_to[1]),
                 }
                 properties.append(models.DynamicConfigValue("links", [target]))
-            if properties:
-                panel = panel.override_by_name(column.name, properties)
+            panel = panel.override_by_name(column.name, properties)
         self._add(panel, title, description, width, height, empty)
 
     def _add(
@@ -352,4 +380,17 @@ class Page:
         )
 
 
+def _mapping(states: Mapping[str, tuple[str, str]]) -> models.ValueMap:
+    return models.ValueMap(
+        options={
+            value: models.ValueMappingResult(text=text, color=color, index=index)
+            for index, (value, (text, color)) in enumerate(states.items())
+        }
+    )
+
+
 _ALPHABETICAL = models.VariableSort.ALPHABETICAL_ASC
+_DASHED = [
+    models.DynamicConfigValue("custom.fillOpacity", 0),
+    models.DynamicConfigValue("custom.lineStyle", {"fill": "dash", "dash": [8, 8]}),
+]

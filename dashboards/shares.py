@@ -90,13 +90,12 @@ def build() -> Page:
         "max by (cluster, node, gpu, namespace, pod, container, scheme, resource, device)"
         f" (node_gpu_allocation_info{{{CARD}}})",
         width=12,
-        empty="-",
+        empty="Nobody holds this card; or nothing scraped",
         goes_to=_WORKLOADS,
     )
     page.table(
         "Users outside Kubernetes",
-        "Processes of the host: part of the unattributed rest. No rows: none, or nothing is "
-        "scraped.",
+        "Processes of the host: part of the unattributed rest.",
         [
             Column("owner_kind", "kind"),
             Column("owner", "owner"),
@@ -109,7 +108,7 @@ def build() -> Page:
             for name in ("processes", "process_memory_usage_bytes", "process_core_usage")
         ),
         width=12,
-        empty="-",
+        empty="None; or the card does not tell its processes, or nothing scraped",
     )
     page.row("Video")
     for what in ("encoder", "decoder"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.panels import BY_CONTAINER, CARD, NODE, NOTHING, POD, Column, Page, Query
+from dashboards.panels import BY_CONTAINER, CARD, NODE, NOTHING, POD, Column, Page, Query, top
 
 _NAMESPACE = 'cluster=~"$cluster",namespace=~"$namespace"'
 _POD = f'{NODE},namespace=~"$namespace",pod=~"$pod"'
@@ -77,19 +77,19 @@ def _namespaces(page: Page) -> None:
     by = "cluster, namespace"
     page.graph(
         "Core by namespace",
-        "Requested (guaranteed shares) and used, in percent of a card.",
+        "Requested (guaranteed shares) and used, in percent of a card; the ten largest of each.",
         "percent",
-        Query(_sum("node_gpu_core_request", by), "{{namespace}} requested"),
-        Query(_sum("node_gpu_core_usage", by), "{{namespace}} used"),
+        Query(top(_sum("node_gpu_core_request", by)), "{{namespace}} requested"),
+        Query(top(_sum("node_gpu_core_usage", by)), "{{namespace}} used"),
         goes_to=_WORKLOADS,
         empty=f"{NOTHING}, or no container holds a card",
     )
     page.graph(
         "Memory by namespace",
-        "Requested (guaranteed shares) and used.",
+        "Requested (guaranteed shares) and used; the ten largest of each.",
         "bytes",
-        Query(_sum("node_gpu_memory_request_bytes", by), "{{namespace}} requested"),
-        Query(_sum("node_gpu_memory_usage_bytes", by), "{{namespace}} used"),
+        Query(top(_sum("node_gpu_memory_request_bytes", by)), "{{namespace}} requested"),
+        Query(top(_sum("node_gpu_memory_usage_bytes", by)), "{{namespace}} used"),
         goes_to=_WORKLOADS,
         empty=f"{NOTHING}, or no container holds a card",
     )
@@ -118,9 +118,11 @@ def _namespaces(page: Page) -> None:
     page.graph(
         "Idle reservations",
         "Seconds of a whole card that were reserved and idle within an "
-        "hour, by namespace: 3600 is one card.",
+        "hour, by namespace: 3600 s (1 hour) is one card. The ten largest.",
         "s",
-        Query(f"namespace:node_gpu_core_request_idle:seconds1h{{{_NAMESPACE}}}", "{{namespace}}"),
+        Query(
+            top(f"namespace:node_gpu_core_request_idle:seconds1h{{{_NAMESPACE}}}"), "{{namespace}}"
+        ),
         goes_to=_WORKLOADS,
         empty=f"{_RULES}; or none is idle",
     )
@@ -156,17 +158,22 @@ def _pods(page: Page) -> None:
             )
         ),
         height=10,
-        empty="none",
+        cell="none",
+        empty="No container holds a card; or nothing scraped",
         goes_to=_SHARES,
     )
     name = "{{namespace}}/{{pod}} {{container}} on {{node}} GPU {{gpu}}"
     page.graph(
         "Core used, of requested",
-        "1 is all of the guaranteed share; above it, others left theirs.",
+        "100 % is all of the guaranteed share; above it, others left theirs. The ten that use "
+        "least of it.",
         "percentunit",
         Query(
-            f"max by ({key}) (node_gpu_core_usage{{{POD}}}) / (max by ({key})"
-            f" (node_gpu_core_request{{{POD}}}) > 0)",
+            top(
+                f"max by ({key}) (node_gpu_core_usage{{{POD}}}) / (max by ({key})"
+                f" (node_gpu_core_request{{{POD}}}) > 0)",
+                lowest=True,
+            ),
             name,
         ),
         goes_to=_SHARES,
@@ -174,11 +181,13 @@ def _pods(page: Page) -> None:
     )
     page.graph(
         "Memory used, of requested",
-        "Near 1 the next allocation may fail.",
+        "Near 100 % the next allocation may fail. The ten that use most of it.",
         "percentunit",
         Query(
-            f"max by ({key}) (node_gpu_memory_usage_bytes{{{POD}}}) / (max by ({key})"
-            f" (node_gpu_memory_request_bytes{{{POD}}}) > 0)",
+            top(
+                f"max by ({key}) (node_gpu_memory_usage_bytes{{{POD}}}) / (max by ({key})"
+                f" (node_gpu_memory_request_bytes{{{POD}}}) > 0)"
+            ),
             name,
         ),
         goes_to=_SHARES,
@@ -186,11 +195,13 @@ def _pods(page: Page) -> None:
     )
     page.graph(
         "Core used by pod",
-        "Mean over the interval, from running totals.",
+        "Mean over the interval, from running totals. The ten that use most.",
         "percent",
         Query(
-            f"sum by (cluster, namespace, pod) (max {BY_CONTAINER}"
-            f" (rate(node_gpu_core_usage_seconds_total{{{POD}}}[$__rate_interval]))) * 100",
+            top(
+                f"sum by (cluster, namespace, pod) (max {BY_CONTAINER}"
+                f" (rate(node_gpu_core_usage_seconds_total{{{POD}}}[$__rate_interval]))) * 100"
+            ),
             "{{namespace}}/{{pod}}",
         ),
         goes_to=("qgpu-shares", ("namespace", "pod")),
@@ -198,9 +209,12 @@ def _pods(page: Page) -> None:
     )
     page.graph(
         "Efficiency of pods",
-        "Core used of requested. From the recording rules.",
+        "Core used of requested, of the ten least efficient. From the recording rules.",
         "percentunit",
-        Query(f"pod:node_gpu_core_efficiency:ratio{{{_POD}}}", "{{namespace}}/{{pod}} on {{node}}"),
+        Query(
+            top(f"pod:node_gpu_core_efficiency:ratio{{{_POD}}}", lowest=True),
+            "{{namespace}}/{{pod}} on {{node}}",
+        ),
         goes_to=("qgpu-shares", ("namespace", "pod")),
         empty=_RULES,
     )
@@ -210,30 +224,29 @@ def _contradictions(page: Page) -> None:
     page.row("Contradictions")
     page.table(
         "Use without an allocation",
-        "Containers that use a card and were not given it. No rows: none, or nothing is scraped.",
+        "Containers that use a card and were not given it.",
         [Column(name, name) for name in ("cluster", "namespace", "pod", "container", "node", "gpu")]
         + [Column("Value", "memory", "bytes")],
         f"(max {BY_CONTAINER} (node_gpu_memory_usage_bytes{{{POD}}}) unless max {BY_CONTAINER}"
         f" (node_gpu_allocation_info{{{POD}}})) and on (cluster, node, gpu)"
         f" max by (cluster, node, gpu) (node_gpu_usage_without_allocation{{{CARD}}}) > 0",
         width=12,
-        empty="-",
+        empty="None; or the cards do not tell their processes, or nothing scraped",
         goes_to=_SHARES,
     )
     page.table(
         "Conflicts and problems",
         "Present contradictions about allocations, by kind; /caches of the exporter names the "
-        "pods. No rows: none, or nothing is scraped.",
+        "pods. With a card: containers for which kubelet and annotation name different ones.",
         [
             Column("cluster", "cluster"),
             Column("node", "node"),
             Column("gpu", "gpu"),
             Column("kind", "kind"),
-            Column("Value #A", "conflicts"),
-            Column("Value #B", "problems"),
+            Column("Value", "how many"),
         ],
-        f"max by (cluster, node, gpu, kind) (node_gpu_allocation_conflicts{{{CARD}}})",
-        f"max by (cluster, node, kind) (node_gpu_allocation_problems{{{NODE}}})",
+        f"max by (cluster, node, gpu, kind) (node_gpu_allocation_conflicts{{{CARD}}})"
+        f" or max by (cluster, node, kind) (node_gpu_allocation_problems{{{NODE}}})",
         width=12,
-        empty="-",
+        empty="None; or nothing scraped",
     )

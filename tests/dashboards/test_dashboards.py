@@ -53,6 +53,8 @@ def _each_panel() -> Iterator[Any]:
 
 
 PANELS = list(_each_panel())
+SINGLE = {"qgpu-shares": {"node", "gpu"}, "qgpu-node": {"node"}}
+"""Variables of which one value is chosen, since a graph of all of them could not be read."""
 
 
 def test_files_are_up_to_date() -> None:
@@ -92,6 +94,8 @@ def test_panels_have_unique_numbers_and_do_not_overlap(uid: str) -> None:
         )
         assert not cells & mine, panel["title"]
         cells |= mine
+    height = max(y for _, y in cells) + 1
+    assert cells == set(itertools.product(range(24), range(height))), "a gap"
 
 
 @pytest.mark.parametrize("uid", DASHBOARDS)
@@ -103,7 +107,7 @@ def test_variables(uid: str) -> None:
     for name in VARIABLES:
         variable = variables[name]
         assert variable["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
-        if uid == "qgpu-shares" and name in {"node", "gpu"}:
+        if name in SINGLE.get(uid, ()):
             assert not variable.get("includeAll")
         else:
             # Also series without the label, as where there is one cluster alone.
@@ -130,6 +134,55 @@ def test_panels_say_what_they_show(panel: dict[str, Any]) -> None:
             assert target["legendFormat"]
     if panel["type"] == "timeseries":
         assert panel["options"]["legend"]["showLegend"] is True
+
+
+@pytest.mark.parametrize("panel", PANELS)
+def test_numbers_and_bars_are_of_now(panel: dict[str, Any]) -> None:
+    """Over a time, the last value of an exporter that is gone would look like the present one."""
+    if panel["type"] in {"stat", "bargauge"}:
+        for target in panel["targets"]:
+            assert target["instant"] is True
+            assert not target.get("range")
+            assert target.get("format") != "table"
+
+
+@pytest.mark.parametrize("panel", PANELS)
+def test_colours_are_of_states(panel: dict[str, Any]) -> None:
+    """A number that is neither good nor bad has no colour of either."""
+    if panel["type"] == "stat":
+        steps = [step["color"] for step in panel["fieldConfig"]["defaults"]["thresholds"]["steps"]]
+        assert steps in (["text"], ["green", "red"])
+
+
+@pytest.mark.parametrize(
+    ("uid", "panel"),
+    [
+        pytest.param(uid, panel, id=f"{uid}: {panel['title']}")
+        for uid, dashboard in DASHBOARDS.items()
+        if "node" not in SINGLE.get(uid, ())
+        for panel in panels(dashboard)
+        if panel["type"] != "table"
+    ],
+)
+def test_a_hundred_nodes_are_no_hundred_lines(uid: str, panel: dict[str, Any]) -> None:
+    for target in panel["targets"]:
+        if "{{" in target["legendFormat"].replace("{{resource}}", ""):
+            assert re.search(r"\b(?:top|bottom)k\((?:\d+), ", target["expr"]), uid
+
+
+@pytest.mark.parametrize("panel", PANELS)
+def test_an_empty_table_says_why_and_an_empty_cell_is_short(panel: dict[str, Any]) -> None:
+    if panel["type"] == "table":
+        assert len(panel["fieldConfig"]["defaults"]["noValue"]) > 10
+        named = set(panel["transformations"][1]["options"]["renameByName"].values())
+        cells = {
+            override["matcher"]["options"]: item["value"]
+            for override in panel["fieldConfig"]["overrides"]
+            for item in override["properties"]
+            if item["id"] == "noValue"
+        }
+        assert cells.keys() == named
+        assert set(cells.values()) <= {"-", "none", "not offered", "not known"}
 
 
 @pytest.mark.parametrize("panel", PANELS)

@@ -128,6 +128,8 @@ class Stack:
         build = _build_module()
         for name, text in build.rule_files(build.load_values() | dict(self._values)).items():
             own = re.sub(r"(?m)^( +interval:) .*$", rf"\1 {interval}", text)
+            # Of the rule that counts its samples, one a minute as it is delivered.
+            own = own.replace(") * 60 / 100", f") * {self._seconds} / 100")
             (rules / name).write_text(own, encoding="utf-8")
         config = {
             "global": {"scrape_interval": interval, "evaluation_interval": interval},

@@ -30,6 +30,7 @@ FAST = {
 SUBSTITUTES = {
     "$__rate_interval": "10s",
     "$__range": "1m",
+    "$__interval": "5s",
     "$cluster": ".*",
     "$namespace": ".*",
     "$pod": ".*",
@@ -58,14 +59,14 @@ EMPTY = {
     "qgpu-node: XIDs A",
     "qgpu-node: XIDs B",
     "qgpu-workloads: Use without an allocation A",
-    "qgpu-workloads: Conflicts and problems A",
+    "qgpu-fleet: Cards with the most XIDs A",
     # The simulated cards have no fans, no retired pages and no CDI files.
     "qgpu-node: Fan A",
     "qgpu-node: Remapped rows and retired pages B",
     "qgpu-node: Software of the node A",
     "qgpu-node: Software of the node B",
     # All of them offer these.
-    "qgpu-fleet: Power B",
+    "qgpu-fleet: Power C",
     "qgpu-node: Memory used C",
     "qgpu-node: Temperature C",
     "qgpu-node: Power C",
@@ -77,7 +78,7 @@ EMPTY = {
     "qgpu-node: PCIe packets sent again B",
 }
 EITHER = {
-    "qgpu-workloads: Conflicts and problems B",
+    "qgpu-workloads: Conflicts and problems A",
     "qgpu-exporter: Failures A",
     "qgpu-exporter: Readers replaced in an hour A",
     "qgpu-exporter: Scrapes and lost series B",
