@@ -83,6 +83,7 @@ def _nothing() -> Document:
 
 def _node(snapshot: Snapshot) -> Document:
     allocation = snapshot.allocation
+    holders_known = allocation is not None and allocation.complete
     return {
         "node": snapshot.node,
         "driver": {
@@ -95,7 +96,9 @@ def _node(snapshot: Snapshot) -> Document:
         "pods": _pods(snapshot),
         **(_allocation(allocation) if allocation is not None else {}),
         "usage": {
-            "containers": [_usage(one) for one in snapshot.usage.containers],
+            "containers": [
+                _usage(one, holders_known=holders_known) for one in snapshot.usage.containers
+            ],
             "host": [
                 {
                     "gpu": one.gpu,
@@ -331,7 +334,7 @@ def _held(one: Allocation) -> Document:
     }
 
 
-def _usage(one: ContainerUsage) -> Document:
+def _usage(one: ContainerUsage, *, holders_known: bool) -> Document:
     return {
         "gpu": one.gpu,
         "namespace": one.namespace,
@@ -342,7 +345,7 @@ def _usage(one: ContainerUsage) -> Document:
         "encoder_percent": one.encoder_percent,
         "decoder_percent": one.decoder_percent,
         "processes": one.processes,
-        "allocated": one.allocated,
+        "allocated": one.allocated if holders_known else None,
     }
 
 

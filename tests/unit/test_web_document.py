@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import msgspec
 
-from qgpu_exporter.model import Status
+from qgpu_exporter.model import AllocationResult, Status
 from qgpu_exporter.web.document import node_document
 from tests import worlds
 
@@ -138,6 +138,17 @@ def test_who_holds_what_and_why() -> None:
     ]
     assert document["conflicts"] == [{"gpu": 0, "kind": "card", "containers": 1}]
     assert document["unassigned_pods"] == [{"namespace": "team", "pod": "waiting"}]
+
+
+def test_whether_a_user_holds_its_card_is_null_while_nobody_knows() -> None:
+    snapshot = worlds.full_snapshot()
+    document = node_document(snapshot, worlds.full_status(), worlds.NOW)
+    assert {one["allocated"] for one in document["usage"]["containers"]} == {True, False}
+    for unknown in (None, AllocationResult(complete=False)):
+        document = node_document(
+            replace(snapshot, allocation=unknown), worlds.full_status(), worlds.NOW
+        )
+        assert {one["allocated"] for one in document["usage"]["containers"]} == {None}
 
 
 def test_the_age_of_every_source() -> None:

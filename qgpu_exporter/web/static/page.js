@@ -142,7 +142,7 @@ function holdersOf(card, node) {
     const holder = entry(row);
     holder.coreUsed = row.core_percent;
     holder.memoryUsed = row.memory_bytes;
-    holder.allocated = row.allocated;
+    holder.allocated = row.allocated !== false; // null: not known
   }
   return [...found.values()];
 }
