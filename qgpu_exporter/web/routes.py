@@ -31,6 +31,9 @@ RENDER_SECONDS = 30.0
 SCRAPE_MARGIN_SECONDS = 0.5
 """Left of the scraper's own timeout for the way back, as blackbox_exporter does."""
 
+MAX_LIST_LENGTH = 4096
+"""Of a header that is a list; Prometheus sends 300 characters, and more would hold up the loop."""
+
 STATIC_TYPES: Mapping[str, str] = {
     "page.css": "text/css; charset=utf-8",
     "page.js": "text/javascript; charset=utf-8",
@@ -236,9 +239,10 @@ def _static_files() -> dict[str, tuple[bytes, bytes, str]]:
 
 
 def _joined(request: web.Request, name: str) -> str | None:
-    """All lines of a header as one list, as RFC 9110 says that they mean."""
+    """All lines of a header as one list, as RFC 9110 says that they mean; None: none to be read."""
     lines = request.headers.getall(name, [])
-    return ", ".join(lines) if lines else None
+    joined = ", ".join(lines)
+    return joined if lines and len(joined) <= MAX_LIST_LENGTH else None
 
 
 def _patience(request: web.Request) -> float:

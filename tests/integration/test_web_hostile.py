@@ -153,6 +153,17 @@ async def test_a_reason_of_many_lines_is_one() -> None:
     assert answer.endswith(b"\r\n\r\nwaiting X-Injected: a for nothing\n")
 
 
+async def test_endless_lists_are_not_read() -> None:
+    lists = [b"Accept: " + b"application/openmetrics-text," * 250] * 20
+    codings = [b"Accept-Encoding: " + b"gzip," * 1500] * 20
+    async with served() as server:
+        answer = await said(server, request(b"Connection: close", *lists, *codings))
+    head = answer.partition(b"\r\n\r\n")[0]
+    assert head.startswith(b"HTTP/1.1 200 OK")
+    assert b"Content-Type: text/plain; version=0.0.4; charset=utf-8" in head
+    assert b"Content-Encoding" not in head
+
+
 async def test_a_client_that_says_nothing_is_cut_off() -> None:
     async with served(Patience(first_request=0.1)) as server:
         assert await said(server, b"") == b""
