@@ -33,6 +33,7 @@ from qgpu_exporter.model import (
     ReaderHealth,
     RemappedRows,
     RetiredPages,
+    SampleBuffer,
     Snapshot,
     SourceHealth,
     StackFact,
@@ -115,12 +116,16 @@ def _links() -> tuple[NvLink, ...]:
     )
 
 
+SAMPLED = ("gpu", "memory", "encoder", "decoder")
+
+
 def reading(index: int, **changes: object) -> CardReading:
     """A card that gives every reading, without MIG."""
     filled: dict[str, object] = {
         "memory": Memory(80 * GIB, 30 * GIB, 49 * GIB, 1 * GIB),
         "bar1": Memory(128 * GIB, 2 * GIB, 126 * GIB),
         "utilization": Utilization(0.5, 0.25, 0.1, 0.2, 0.3, 0.4),
+        "samples": tuple(SampleBuffer(kind, ()) for kind in SAMPLED),
         "clocks": Clocks(
             1_980_000_000,
             1_980_000_000,
@@ -201,6 +206,7 @@ def mig_reading(index: int) -> CardReading:
     return reading(
         index,
         utilization=Utilization(),
+        samples=(),
         mig_enabled=True,
         mig_pending=True,
         mig_compute_slices=7,
@@ -215,7 +221,7 @@ def totals() -> CardTotals:
     names = [f"{link}_{way}_bytes" for link in links for way in ("transmitted", "received")]
     return CardTotals(
         counters={name: CounterTotal(5_000_000_000, RawCounter(1)) for name in names},
-        busy=dict.fromkeys(("gpu", "memory", "encoder", "decoder"), busy),
+        busy=dict.fromkeys(SAMPLED, busy),
         xids={79: XidTotal(0), 94: XidTotal(2, NOW - 60)},
         mig_xids={(94, "1"): XidTotal(1, NOW - 60)},
         last_xid=94,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from qgpu_exporter.metrics.family import Family, FamilyType, Scope, itself, present
 from qgpu_exporter.metrics.scopes import ANSWERING, CARDS, NODE, READINGS
 from qgpu_exporter.model import (
+    BusyTotal,
     Card,
     CardReading,
     CardTotals,
@@ -111,9 +112,18 @@ def _by_cause(
     return Scope(name, ("node", "gpu", "cause"), rows)
 
 
+def _busy_totals(card: Card) -> Mapping[str, BusyTotal]:
+    """By kind, the totals of the sample buffers that the card still offers.
+
+    With MIG it offers none: a total that stands still would say that it is idle.
+    """
+    offered = {buffer.kind for buffer in card.reading.samples} if card.reading else set()
+    return {kind: busy for kind, busy in card.totals.busy.items() if kind in offered}
+
+
 def _covered(snapshot: Snapshot) -> Iterator[tuple[tuple[str, ...], float]]:
     for labels, card in ANSWERING.rows(snapshot):
-        for kind, busy in sorted(card.totals.busy.items()):
+        for kind, busy in sorted(_busy_totals(card).items()):
             yield (*labels, kind), busy.covered_seconds
 
 
@@ -214,7 +224,7 @@ def _link_bytes(name: str) -> Callable[[tuple[NvLink, CardTotals]], int | None]:
 
 def _busy(kind: str) -> Callable[[Card], float | None]:
     def value(card: Card) -> float | None:
-        busy = card.totals.busy.get(kind)
+        busy = _busy_totals(card).get(kind)
         return busy.busy_seconds if busy is not None else None
 
     return value

@@ -151,6 +151,10 @@ def test_totals_of_what_the_card_no_longer_offers_end() -> None:
         "node_gpu_pcie_received_bytes_total",
     )
     assert shown == ['node_gpu_pcie_received_bytes_total{gpu="0",node="node-1"} 5e+09']
+    # In MIG mode the driver has no samples: a counter that stands still would say idle.
+    busy = ("node_gpu_busy_seconds_total", "node_gpu_samples_covered_seconds_total")
+    without = replace(card, reading=replace(card.reading, samples=()))
+    assert lines(replace(full, cards=(without,)), *busy) == []
 
 
 def test_before_the_first_pod_list_nothing_is_said_of_waiting_pods() -> None:
