@@ -263,7 +263,7 @@ def build() -> Page:
         Query(
             f"sum by (cluster, resource) (max by (cluster, node, resource)"
             f" (node_gpu_resource_allocatable{{{NODE}}}))",
-            "{{resource}}",
+            "{{cluster}} {{resource}}",
         ),
         empty=f"{NOTHING}, or the node is not in Kubernetes",
         goes_to=None,

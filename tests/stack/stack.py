@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -25,6 +25,7 @@ NODE = "demo-node"
 class Stack:
     """Starts all three in `folder`; `values` go over those of the rules, `webhook` is told alerts.
 
+    The demo is scraped once more for each of `also`, with these labels as its target's.
     `seconds` is the interval of scrapes and of rules, those with an interval of their own too.
     """
 
@@ -35,6 +36,7 @@ class Stack:
         values: Mapping[str, str],
         seconds: int = 1,
         webhook: str | None = None,
+        also: Sequence[Mapping[str, str]] = (),
     ) -> None:
         self.demo_port = free_port()
         self.prometheus_port = free_port()
@@ -44,6 +46,7 @@ class Stack:
         self._values = values
         self._seconds = seconds
         self._webhook = webhook
+        self._labels = ({"cluster": CLUSTER, "node": NODE}, *also)
         self._children = ExitStack()
         self._running: dict[str, Running] = {}
 
@@ -141,16 +144,14 @@ class Stack:
             },
             "scrape_configs": [
                 {
-                    "job_name": "qgpu-exporter",
+                    "job_name": f"qgpu-exporter{number or ''}",
                     # The labels namespace, pod and container name the card's user.
                     "honor_labels": True,
                     "static_configs": [
-                        {
-                            "targets": [f"127.0.0.1:{self.demo_port}"],
-                            "labels": {"cluster": CLUSTER, "node": NODE},
-                        }
+                        {"targets": [f"127.0.0.1:{self.demo_port}"], "labels": dict(labels)}
                     ],
                 }
+                for number, labels in enumerate(self._labels)
             ],
         }
         path = self._folder / "prometheus.yml"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.stack import panels
 from tests.stack.ask import ask
 from tests.stack.processes import wait_for
 from tests.stack.receiver import Receiver
@@ -27,16 +28,6 @@ FAST = {
     "idleFor": "3s",
     "rememberFor": "1h",
 }
-SUBSTITUTES = {
-    "$__rate_interval": "10s",
-    "$__range": "1m",
-    "$__interval": "5s",
-    "$cluster": ".*",
-    "$namespace": ".*",
-    "$pod": ".*",
-}
-ONE_CARD = {"$node": NODE, "$gpu": "0"}
-ALL_CARDS = {"$node": ".*", "$gpu": ".*"}
 CARDS = 8
 
 LIMITS = {
@@ -109,23 +100,6 @@ def stack(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Itera
 # --------------------------------------------------------------------------- expressions
 
 
-def _targets() -> Iterator[tuple[str, dict[str, Any], dict[str, Any], str]]:
-    """(name, panel, target, dashboard)."""
-    for path in sorted((ROOT / "dashboards").glob("*.json")):
-        dashboard = json.loads(path.read_text(encoding="utf-8"))
-        for panel in dashboard["panels"]:
-            for target in panel.get("targets", ()):
-                name = f"{path.stem}: {panel['title']} {target['refId']}"
-                yield name, panel, target, path.stem
-
-
-def _fill(expression: str, uid: str = "") -> str:
-    for name, value in (SUBSTITUTES | (ONE_CARD if uid == "qgpu-shares" else ALL_CARDS)).items():
-        expression = expression.replace(name, value)
-    assert "$" not in expression, expression
-    return expression
-
-
 def _unit(panel: dict[str, Any], reference: str) -> str:
     """The unit of a target's values: a table has one for each column."""
     if panel["type"] != "table":
@@ -144,8 +118,8 @@ def _unit(panel: dict[str, Any], reference: str) -> str:
 def test_every_panel_has_data_of_its_unit(stack: Stack) -> None:
     empty: set[str] = set()
     wrong: list[tuple[str, float]] = []
-    for name, panel, target, uid in _targets():
-        result = stack.query(_fill(target["expr"], uid))
+    for name, panel, target, uid in panels.targets():
+        result = stack.query(panels.fill(target["expr"], uid))
         values = [float(row["value"][1]) for row in result]
         if not values:
             empty.add(name)
@@ -161,10 +135,10 @@ def test_every_panel_has_data_of_its_unit(stack: Stack) -> None:
 def _readings(stack: Stack, title: str) -> tuple[set[str], set[str]]:
     """The cards that a graph has values for, and those it says do not offer the reading."""
     found: list[set[str]] = [set(), set()]
-    for name, _, target, uid in _targets():
+    for name, _, target, uid in panels.targets():
         if name.startswith(f"qgpu-node: {title} "):
             absent = "not offered" in target["legendFormat"]
-            rows = stack.query(_fill(target["expr"], uid))
+            rows = stack.query(panels.fill(target["expr"], uid))
             found[absent] |= {row["metric"]["gpu"] for row in rows}
     return found[0], found[1]
 
@@ -198,7 +172,7 @@ def test_variables_have_values(stack: Stack) -> None:
     for variable in dashboard["templating"]["list"]:
         match = re.fullmatch(r"label_values\((.*), (\w+)\)", str(variable["query"]))
         if match:
-            rows = stack.query(f"count by ({match[2]}) ({_fill(match[1])})")
+            rows = stack.query(f"count by ({match[2]}) ({panels.fill(match[1])})")
             found[variable["name"]] = sorted(row["metric"][match[2]] for row in rows)
     assert found["cluster"] == [CLUSTER]
     assert found["node"] == [NODE]
