@@ -143,6 +143,8 @@ def build() -> Page:
         ],
         f"max by (severity, alertname, cluster, node, gpu, namespace, pod) (ALERTS{{{_FIRING}}})",
         width=12,
+        # By the alphabet critical is first, which is what matters.
+        sort=("severity", "alert"),
         empty="No alert fires; or the rules are not loaded, or nothing scraped",
     )
     page.table(
@@ -224,6 +226,7 @@ def build() -> Page:
         width=16,
         height=9,
         cell="not known",
+        sort=("cluster", "node"),
         goes_to=("qgpu-node", ("node",)),
     )
     page.table(

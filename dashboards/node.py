@@ -75,6 +75,7 @@ def _cards(page: Page) -> None:
         card("node_gpu_power_watts"),
         height=9,
         cell="not offered",
+        sort=("node", "gpu"),
         goes_to=_SHARES,
     )
     page.states(
@@ -229,6 +230,7 @@ def _errors(page: Page) -> None:
         " * on (cluster, node, xid) group_left (action)"
         f" {actions}",
         width=12,
+        sort=("-last",),
         empty="No XID was reported since the exporter started; or nothing scraped",
     )
     ecc = "node_gpu_ecc_%s_volatile_errors_total"
@@ -387,6 +389,7 @@ def _mig(page: Page) -> None:
         " * on (cluster, node, gpu, uuid) group_right (mig)"
         " max by (cluster, node, gpu, uuid, namespace, pod, container)"
         f" (node_gpu_allocation_info{{{CARD}}})",
+        sort=("gpu", "from"),
         empty="No card of the selection has slices; or nothing scraped",
         goes_to=_SHARES,
     )

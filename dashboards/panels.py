@@ -199,7 +199,11 @@ class Page:
             .fill_opacity(30 if stacked else 5)
             .line_width(1)
             .show_points(options.VisibilityMode.AUTO)
-            .tooltip(common.VizTooltipOptions().mode(options.TooltipDisplayMode.MULTI))
+            .tooltip(
+                common.VizTooltipOptions()
+                .mode(options.TooltipDisplayMode.MULTI)
+                .sort(options.SortOrder.DESCENDING)
+            )
             .legend(
                 common.VizLegendOptions()
                 .display_mode(options.LegendDisplayMode.TABLE)
@@ -212,8 +216,14 @@ class Page:
             panel = panel.stacking(common.StackingConfig().mode(options.StackingMode.NORMAL))
         if largest is not None:
             panel = panel.max(largest)
-        if goes_to is not None and goes_to[0] != self.uid:
+        if goes_to is not None:
             panel = panel.data_links([_data_link(goes_to[0], "__field.labels", goes_to[1])])
+            for query in queries:
+                # A sum has none of the labels that the link would keep.
+                if "{{" not in query.legend:
+                    panel = panel.override_by_name(
+                        query.legend, [models.DynamicConfigValue("links", [])]
+                    )
         for number, query in enumerate(queries):
             panel = panel.with_target(_target(number, query, instant=False))
         if any(query.legend.endswith(LIMIT) for query in queries):
@@ -321,11 +331,13 @@ class Page:
         height: int = 8,
         empty: str = NOTHING,
         cell: str = "-",
+        sort: Sequence[str] = (),
         goes_to: tuple[str, Sequence[str]] | None = ("qgpu-node", ("node", "gpu")),
     ) -> None:
         """The present rows of several expressions, joined by their labels.
 
-        A table without rows shows `empty`, a cell without a value `cell`.
+        A table without rows shows `empty`, a cell without a value `cell`.  `sort` names columns as
+        they are shown; one with a minus in front has its largest value first.
         """
         names = {column.source: column.name for column in columns}
         order = {column.source: index for index, column in enumerate(columns)}
@@ -338,6 +350,14 @@ class Page:
             table.Panel()
             .unit("none")
             .show_header(True)
+            .sort_by(
+                [
+                    common.TableSortByFieldState()
+                    .display_name(name.removeprefix("-"))
+                    .desc(name.startswith("-"))
+                    for name in sort
+                ]
+            )
             .with_transformation(models.DataTransformerConfig("merge", options={}))
             .with_transformation(
                 models.DataTransformerConfig(
@@ -361,7 +381,7 @@ class Page:
                 ]
             if column.unit:
                 properties.append(models.DynamicConfigValue("unit", column.unit))
-            if goes_to is not None and goes_to[0] != self.uid and column.source in goes_to[1]:
+            if goes_to is not None and column.source in goes_to[1]:
                 target = {
                     "title": UIDS[goes_to[0]],
                     "url": link(goes_to[0], fields="__data.fields", names=goes_to[1]),

@@ -9,7 +9,8 @@ _POD = f'{NODE},namespace=~"$namespace",pod=~"$pod"'
 _RULES = "No efficiency rules are loaded, or no container holds a share with a guarantee"
 _NO_USE = f"{NOTHING}, or no card of it tells what processes use"
 _SHARES = ("qgpu-shares", ("node", "gpu"))
-_WORKLOADS = ("qgpu-workloads", ("namespace",))
+_NAMESPACES = ("qgpu-workloads", ("namespace",))
+_PODS = ("qgpu-workloads", ("namespace", "pod"))
 
 
 def _sum(metric: str, by: str) -> str:
@@ -81,7 +82,7 @@ def _namespaces(page: Page) -> None:
         "percent",
         Query(top(_sum("node_gpu_core_request", by)), "{{namespace}} requested"),
         Query(top(_sum("node_gpu_core_usage", by)), "{{namespace}} used"),
-        goes_to=_WORKLOADS,
+        goes_to=_NAMESPACES,
         empty=f"{NOTHING}, or no container holds a card",
     )
     page.graph(
@@ -90,7 +91,7 @@ def _namespaces(page: Page) -> None:
         "bytes",
         Query(top(_sum("node_gpu_memory_request_bytes", by)), "{{namespace}} requested"),
         Query(top(_sum("node_gpu_memory_usage_bytes", by)), "{{namespace}} used"),
-        goes_to=_WORKLOADS,
+        goes_to=_NAMESPACES,
         empty=f"{NOTHING}, or no container holds a card",
     )
     page.table(
@@ -113,7 +114,8 @@ def _namespaces(page: Page) -> None:
         f"namespace:node_gpu_core_request_idle:seconds1h{{{_NAMESPACE}}}",
         width=12,
         empty=_RULES,
-        goes_to=None,
+        sort=("core used of it",),
+        goes_to=_NAMESPACES,
     )
     page.graph(
         "Idle reservations",
@@ -123,7 +125,7 @@ def _namespaces(page: Page) -> None:
         Query(
             top(f"namespace:node_gpu_core_request_idle:seconds1h{{{_NAMESPACE}}}"), "{{namespace}}"
         ),
-        goes_to=_WORKLOADS,
+        goes_to=_NAMESPACES,
         empty=f"{_RULES}; or none is idle",
     )
 
@@ -159,6 +161,7 @@ def _pods(page: Page) -> None:
         ),
         height=10,
         cell="none",
+        sort=("namespace", "pod", "container"),
         empty="No container holds a card; or nothing scraped",
         goes_to=_SHARES,
     )
@@ -204,7 +207,7 @@ def _pods(page: Page) -> None:
             ),
             "{{namespace}}/{{pod}}",
         ),
-        goes_to=("qgpu-shares", ("namespace", "pod")),
+        goes_to=_PODS,
         empty=_NO_USE,
     )
     page.graph(
@@ -215,7 +218,7 @@ def _pods(page: Page) -> None:
             top(f"pod:node_gpu_core_efficiency:ratio{{{_POD}}}", lowest=True),
             "{{namespace}}/{{pod}} on {{node}}",
         ),
-        goes_to=("qgpu-shares", ("namespace", "pod")),
+        goes_to=_PODS,
         empty=_RULES,
     )
 

@@ -222,6 +222,21 @@ def test_not_offered_differs_from_not_scraped(panel: dict[str, Any]) -> None:
         assert panel["fieldConfig"]["defaults"]["noValue"] == NOTHING
 
 
+@pytest.mark.parametrize("panel", PANELS)
+def test_links_keep_only_labels_that_a_line_has(panel: dict[str, Any]) -> None:
+    """A label that is not there would be sent as the text of its placeholder."""
+    linkless = {
+        override["matcher"]["options"]
+        for override in panel["fieldConfig"]["overrides"]
+        if {"id": "links", "value": []} in override["properties"]
+    }
+    for link in panel["fieldConfig"]["defaults"].get("links", ()):
+        for label in re.findall(r"\$\{__field\.labels\.(\w+)\}", link["url"]):
+            for target in panel["targets"]:
+                if target["legendFormat"] not in linkless:
+                    assert f"{{{{{label}}}}}" in target["legendFormat"], label
+
+
 @pytest.mark.parametrize("uid", DASHBOARDS)
 def test_links_keep_node_card_and_pod(uid: str) -> None:
     dashboard = DASHBOARDS[uid]
@@ -235,7 +250,7 @@ def test_links_keep_node_card_and_pod(uid: str) -> None:
     assert addresses
     for address in addresses:
         target, _, query = address.partition("?")
-        assert target.removeprefix("/d/") in UIDS.keys() - {uid}
+        assert target.removeprefix("/d/") in UIDS
         assert "${__url_time_range}" in query
         assert "${datasource:queryparam}" in query
         for name in VARIABLES:
