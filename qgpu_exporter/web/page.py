@@ -92,7 +92,7 @@ def _fallback(document: dict[str, Any]) -> str:
         (
             card["gpu"],
             card["model"] or "",
-            "up" if card["up"] else f"down ({card['down_reason'] or 'unknown'})",
+            _state(card),
             _memory((card["readings"] or {}).get("memory")),
         )
         for card in document["cards"] or ()
@@ -122,6 +122,12 @@ def _fallback(document: dict[str, Any]) -> str:
         + _table("Sources", ("Source", "State", "Detail"), sources)
         + "</div>"
     )
+
+
+def _state(card: dict[str, Any]) -> str:
+    if card["up"]:
+        return "up"
+    return f"down ({card['down_reason']})" if card["down_reason"] else "no reading"
 
 
 def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -276,14 +276,20 @@ async def test_the_reader_ends_when_the_service_is_killed() -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_demo_serves_and_tells_what_to_look_at() -> None:
-    process = await started("demo", "--web.listen-address=127.0.0.1:0")
+@pytest.mark.parametrize("way", ["flag", "variable"])
+async def test_demo_serves_and_tells_what_to_look_at(way: str) -> None:
+    if way == "flag":
+        process = await started("demo", "--web.listen-address=127.0.0.1:0")
+    else:
+        address = {"QGPU_EXPORTER_WEB_LISTEN_ADDRESS": "127.0.0.1:0"}
+        process = await started("demo", environment=address)
     assert process.stdout is not None
     assert process.stderr is not None
     async with asyncio.timeout(GUARD_SECONDS):
         assert (await process.stdout.readline()).startswith(b"A simulated node")
         while b"serves node demo-node" not in (line := await process.stderr.readline()):
             assert line
+        assert b":5678/" not in line
         process.send_signal(signal.SIGINT)
         await process.communicate()
     assert process.returncode == 0

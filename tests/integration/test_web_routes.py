@@ -310,6 +310,18 @@ async def test_all_interfaces_are_both_families_on_one_port() -> None:
                 assert answer.status == 200
 
 
+async def test_the_page_without_a_script_accuses_no_card_of_a_silent_driver() -> None:
+    snapshot = worlds.full_snapshot()
+    assert snapshot.cards is not None
+    silent = tuple(replace(one, reading=None, down_reason=None) for one in snapshot.cards)
+    view = full_view()
+    view.snapshot = replace(snapshot, cards=silent)
+    async with client_of(view) as (client, _):
+        page = await (await client.get("/")).text()
+    assert page.count("<td>no reading</td>") == len(silent)
+    assert "down (" not in page
+
+
 async def test_a_pod_of_any_name_is_text_on_the_page() -> None:
     snapshot = worlds.full_snapshot()
     hostile = '<script>alert("1")</script>'

@@ -369,7 +369,8 @@ function updateMeter(meter, label, parts, { whole, other, used, asked, show }) {
   keyed(meter.bar, segments, (one) => one.key, newSegment, (node, one) => {
     updateSegment(node, one, scale, show);
   });
-  const over = isOver(laid, whole);
+  // A card that is all given out is crossed by what the driver itself uses: that is no news.
+  const over = isOver(laid, whole && whole * 1.05);
   meter.bar.classList.toggle("over", over);
   attribute(meter.bar, "title", over ? "The line is where the card ends." : null);
   style(meter.bar, "--whole", over ? `${(100 * whole) / scale}%` : "100%");
