@@ -38,6 +38,8 @@ from qgpu_exporter.web.web_config_file import read_web_config, web_config_notes
 
 log = logging.getLogger(__name__)
 
+STOP_SECONDS = 2.0
+"""How long the poller's tasks may take to end."""
 RELEASE_SECONDS = 60.0
 """How long SIGUSR1 lets go of the driver."""
 FIRST_ANSWERS_GRACE_SECONDS = 35.0
@@ -98,6 +100,7 @@ class App:
             snapshot_timestamp_seconds=poller.snapshot_timestamp_seconds,
             snapshot_stale=poller.stale,
             join_duration_seconds=poller.join_duration_seconds,
+            join_failures=poller.join_failures,
             scrapes=dict(self.counts),
             dropped_series=dict(self.exposition.dropped.counts),
             problems=poller.problems(),
@@ -119,7 +122,8 @@ class App:
             yield task
         finally:
             task.cancel()
-            await asyncio.wait([task])
+            # Bounded, so that the reader is ended whatever becomes of the tasks.
+            await asyncio.wait([task], timeout=STOP_SECONDS)
             sources = self.poller.sources
             await sources.devices.stop()
             if sources.podresources is not None:

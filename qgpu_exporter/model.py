@@ -820,6 +820,8 @@ class Status:
     snapshot_timestamp_seconds: float | None = None
     snapshot_stale: bool = False
     join_duration_seconds: float | None = None
+    join_failures: int = 0
+    """Joins that a fault of the exporter ended."""
     scrapes: Mapping[str, int] = field(default_factory=dict)
     """By outcome: ``ok``, ``rejected``."""
     problems: Mapping[str, int] = field(default_factory=dict)

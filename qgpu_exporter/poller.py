@@ -141,6 +141,7 @@ class Poller:
     ) -> None:
         self.sources = sources
         self.join_duration_seconds: float | None = None
+        self.join_failures = 0
         self._settings = settings
         self._clock = clock
         self._wall_clock = wall_clock
@@ -157,6 +158,8 @@ class Poller:
         self._inventory = inventory.Inventory()
         self._names: Mapping[int, CgroupNames] | None = None
         self._logged_problems: set[Problem] = set()
+        self._logged_join_failure = ""
+        self._read_now = asyncio.Event()
         self._label_release: str | None = None
 
     # ------------------------------------------------------------------ what others look at
@@ -254,6 +257,7 @@ class Poller:
         """Let go of the driver for a time; what the node's labels ask for holds for longer."""
         if self._label_release is None:
             await self.sources.devices.release(reason, self._clock() + seconds)
+            self._read_now.set()
             self.changed()
 
     # ------------------------------------------------------------------ reading
@@ -266,9 +270,15 @@ class Poller:
             now = self._clock()
             if now >= due:
                 due = max(due + self._settings.interval_seconds, now)
-            # A reader that died need not wait for a long interval.
-            retry_after = devices.retry_after_seconds
-            await asyncio.sleep(due - now if retry_after is None else min(due - now, retry_after))
+            # Neither a reader that died nor a driver that may be read again waits for a long
+            # interval.
+            pauses = (due - now, devices.retry_after_seconds, devices.released_for_seconds)
+            try:
+                async with asyncio.timeout(min(pause for pause in pauses if pause is not None)):
+                    await self._read_now.wait()
+            except TimeoutError:
+                pass
+            self._read_now.clear()
 
     async def _read(self) -> None:
         devices = self.sources.devices
@@ -330,9 +340,20 @@ class Poller:
             except TimeoutError:
                 pass
             self._changed.clear()
-            await self._follow_labels()
-            self._join()
+            try:
+                await self._follow_labels()
+                self._join()
+            except Exception as error:  # noqa: BLE001 - a fault of ours must not end the service
+                self._tell_join_failure(error)
             await asyncio.sleep(COALESCE_SECONDS)
+
+    def _tell_join_failure(self, error: Exception) -> None:
+        """Count a fault of the join and log its kind once; the snapshot before grows stale."""
+        self.join_failures += 1
+        kind = f"{type(error).__name__}: {error}"
+        if kind != self._logged_join_failure:
+            self._logged_join_failure = kind
+            log.error("joining failed; the page keeps the snapshot before", exc_info=error)
 
     def _join(self) -> None:
         sources = self.sources
@@ -467,6 +488,7 @@ class Poller:
                 await devices.release(reason)
         elif self._label_release is not None and node is not None:
             devices.resume()
+            self._read_now.set()
         if node is not None:
             self._label_release = reason
 

@@ -131,6 +131,13 @@ SERVICE: tuple[ServiceFamily, ...] = (
         lambda status: status.join_duration_seconds,
     ),
     _family(
+        "join_failures_total",
+        "counter",
+        "Joins that a fault of the exporter ended; the snapshot before stays until it is stale.",
+        _SERVICE,
+        lambda status: status.join_failures,
+    ),
+    _family(
         "reader_restarts_total",
         "counter",
         "Times that the reader process was replaced, by reason.",

@@ -125,6 +125,13 @@ class Devices:
         return self._released
 
     @property
+    def released_for_seconds(self) -> float | None:
+        """How long the driver stays let go; None while it is not, or until `resume` alone."""
+        if not self.released or self._released_until is None:
+            return None
+        return max(self._released_until - self._clock(), 0.0)
+
+    @property
     def retry_after_seconds(self) -> float | None:
         """How long until a new child may be started; None while there is nothing to wait for."""
         waits = not self._released and not self._stopped and self._child is None

@@ -99,7 +99,9 @@ class Processes:
         )
         self._thread.start()
         try:
-            return await asyncio.wait_for(answer.future, self._timeout_seconds)
+            # Not wait_for: before Python 3.12 it can swallow a cancellation.
+            async with asyncio.timeout(self._timeout_seconds):
+                return await answer.future
         except TimeoutError:
             raise SourceError("timeout", self._hangs()) from None
 

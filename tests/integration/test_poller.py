@@ -11,6 +11,8 @@ import pytest
 from qgpu_exporter.demo.workloads import qgpu_pod
 from qgpu_exporter.model import CgroupNames, Node
 from qgpu_exporter.poller import DriverUnusable, PollerSettings, release_reason
+from qgpu_exporter.sources.kubernetes.client import Connection
+from qgpu_exporter.sources.kubernetes.node import NodeObject
 from qgpu_exporter.sources.processes import Processes
 from tests.integration.exporters import HOUR, Exporter, exporting, until
 
@@ -275,3 +277,49 @@ async def test_a_release_by_hand_shortens_no_release_by_a_label() -> None:
 def test_which_labels_ask_for_the_driver(labels: dict[str, str], reason: str | None) -> None:
     node = Node("n", labels=labels)
     assert release_reason(node, ("nvidia.com/gpu.deploy.client",)) == reason
+
+
+class TornNode(NodeObject):
+    """A source with a fault of ours: what it holds cannot be looked at."""
+
+    @property
+    def latest(self) -> Node | None:
+        raise LookupError("torn")
+
+    @latest.setter
+    def latest(self, value: Node | None) -> None:
+        """Nothing is kept."""
+
+
+async def test_a_fault_in_joining_is_counted_and_the_page_stays(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with exporting(HOURLY) as exporter:
+        whole = exporter.poller.sources.node
+        connection = Connection(exporter.node.kubeconfig, environment={})
+        exporter.poller.sources.node = TornNode(connection, "demo-node", wall_clock=time.time)
+        exporter.poller.changed()
+        await until(lambda: exporter.poller.join_failures > 0)
+        count = exporter.poller.join_failures
+        exporter.poller.changed()
+        await until(lambda: exporter.poller.join_failures > count)
+        assert "chat-a" in exporter.pods("node_gpu_core_request")
+        told = [one for one in caplog.records if one.message.startswith("joining failed")]
+        assert len(told) == 1
+        exporter.poller.sources.node = whole
+        await exporter.node.world.delete("chat/chat-a", grace_seconds=0.0)
+        await until(lambda: "chat-a" not in exporter.pods("node_gpu_core_request"))
+
+
+async def test_a_release_that_ends_does_not_wait_for_a_long_interval() -> None:
+    async with exporting(HOURLY) as exporter:
+        api, devices = exporter.node.world.api, exporter.poller.sources.devices
+        for state in ("pending", "success"):
+            labels = {"metadata": {"labels": {"nvidia.com/mig.config.state": state}}}
+            api.patch("nodes", f"/{exporter.node.name}", labels)
+            await until(lambda state=state: devices.released == (state == "pending"))  # type: ignore[misc] # a default binds the state, which mypy cannot infer
+        await until(lambda: len(exporter.lines("node_gpu_temperature_celsius")) == 8)
+        await exporter.poller.release(0.2, "by hand")
+        assert exporter.lines("node_gpu_up") != []
+        await until(lambda: devices.reader_health.restarts == {"released": 2})
+        await until(lambda: len(exporter.lines("node_gpu_temperature_celsius")) == 8)

@@ -17,6 +17,7 @@ def test_a_service_that_has_just_started_says_little() -> None:
         'qgpu_exporter_build_info{python_version="3.11.2",revision="abc",version="1.0"} 1.0',
         "qgpu_exporter_start_timestamp_seconds 1.8e+09",
         "qgpu_exporter_snapshot_stale 0.0",
+        "qgpu_exporter_join_failures_total 0.0",
         "qgpu_exporter_index_changes_total 0.0",
     ]
 
