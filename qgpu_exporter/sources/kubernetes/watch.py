@@ -334,5 +334,7 @@ def _raise_status(event: Event) -> None:
             told = Event()
         code, message = told.code, told.message
     if code == _GONE:
-        raise _ListAgain("expired", "watches expire at once", forget=True)
+        raise _ListAgain(
+            "expired", "the server does not know the watch's version any more", forget=True
+        )
     raise refusal(code or 0, message or "", None)
