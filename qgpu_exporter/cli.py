@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from qgpu_exporter import __version__, app, config, log
+from qgpu_exporter import __version__, commands, config, log
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -111,12 +111,12 @@ async def _command(
     flags: Mapping[str, Sequence[str]],
 ) -> int:
     if command == "once":
-        return EXIT_OK if await app.once(settings, environment, output) else EXIT_FAILED
+        return EXIT_OK if await commands.once(settings, environment, output) else EXIT_FAILED
     if command == "check":
-        return EXIT_OK if await app.check(settings, environment, sys.stdout) else EXIT_FAILED
+        return EXIT_OK if await commands.check(settings, environment, sys.stdout) else EXIT_FAILED
     if command == "demo":
-        return await app.demo(settings, flags, sys.stdout)
-    return await app.serve(settings, environment)
+        return await commands.demo(settings, flags, sys.stdout)
+    return await commands.serve(settings, environment)
 
 
 def _refuse(message: str) -> int:

@@ -14,13 +14,13 @@ from qgpu_exporter.allocation import MemoryUnit
 from qgpu_exporter.allocation.lifecycle import is_alive
 from qgpu_exporter.model import (
     CgroupNames,
-    Node,
     Problem,
     Reading,
     Snapshot,
     SourceHealth,
     Totals,
 )
+from qgpu_exporter.release import release_reason
 from qgpu_exporter.snapshot import JoinInputs, join
 from qgpu_exporter.sources.devices import Devices
 from qgpu_exporter.sources.kmsg import KernelLog
@@ -54,19 +54,6 @@ KUBELET_PATIENCE_SECONDS = 60.0
 """A pod that waits longer than this for its device is not asked for each second any more."""
 STACK_SECONDS = 60.0
 MAX_LOGGED_PROBLEMS = 10_000
-
-MIG_STATE_LABEL = "nvidia.com/mig.config.state"
-MIG_STATES_RELEASING = ("pending", "rebooting")
-UPGRADE_LABEL = "nvidia.com/gpu-driver-upgrade-state"
-UPGRADE_STATES_RELEASING = (
-    "pod-deletion-required",
-    "drain-required",
-    "node-maintenance-required",
-    "post-maintenance-required",
-    "pod-restart-required",
-)
-"""The states of the GPU Operator's upgrade in which the old driver is, or is about to be, unloaded;
-before them jobs still run, after them the new driver is there."""
 
 
 class DriverUnusable(Exception):
@@ -491,21 +478,6 @@ class Poller:
             self._read_now.set()
         if node is not None:
             self._label_release = reason
-
-
-def release_reason(node: Node, release_labels: Iterable[str]) -> str | None:
-    """Why the driver must be let go now, as the node's labels say; None: it need not be."""
-    state = node.labels.get(MIG_STATE_LABEL, "")
-    if state in MIG_STATES_RELEASING:
-        return f"node label {MIG_STATE_LABEL} is {state}"
-    for label in release_labels:
-        value = node.labels.get(label, "")
-        if value.startswith("paused-"):
-            return f"node label {label} is {value}"
-    state = node.labels.get(UPGRADE_LABEL, "")
-    if state in UPGRADE_STATES_RELEASING:
-        return f"node label {UPGRADE_LABEL} is {state}"
-    return None
 
 
 def _pids(reading: Reading) -> frozenset[int]:

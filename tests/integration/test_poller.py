@@ -10,7 +10,8 @@ import pytest
 
 from qgpu_exporter.demo.workloads import qgpu_pod
 from qgpu_exporter.model import CgroupNames, Node
-from qgpu_exporter.poller import DriverUnusable, PollerSettings, release_reason
+from qgpu_exporter.poller import DriverUnusable, PollerSettings
+from qgpu_exporter.release import release_reason
 from qgpu_exporter.sources.kubernetes.client import Connection
 from qgpu_exporter.sources.kubernetes.node import NodeObject
 from qgpu_exporter.sources.processes import Processes
