@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-
-from qgpu_exporter.cli import run
 
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    sys.exit(run(sys.argv[1:]))
+    # Loading the program takes a second: a signal in it must neither be lost (a container's first
+    # process has no default for SIGTERM) nor end it with a traceback.  `serve` sets its own.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        from qgpu_exporter.cli import run
+
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:
+        code = 1
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 from qgpu_exporter import __version__, config, xids
@@ -197,21 +196,16 @@ def _dcgm_families(settings: config.Settings) -> tuple[Family[Snapshot, Any], ..
     path = settings.dcgm_collectors
     if not path:
         return dcgm.dcgm_families(hostname_label=settings.dcgm_hostname_label)
-    wanted = dcgm_collectors.parse_collectors(_read_text(path, "--dcgm.collectors"))
+    try:
+        text = config.read_text(path)
+    except config.ConfigError as error:
+        raise config.ConfigError(f"--dcgm.collectors: {error}") from None
+    wanted = dcgm_collectors.parse_collectors(text)
     for row in wanted.bad_rows:
         raise config.ConfigError(f"--dcgm.collectors: {path}:{row.line}: {row.reason}")
     if wanted.unserved:
         log.warning("--dcgm.collectors: NVML cannot serve %s", ", ".join(wanted.unserved))
     return dcgm.dcgm_families(wanted.fields, wanted.labels, settings.dcgm_hostname_label)
-
-
-def _read_text(path: str, flag: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise config.ConfigError(f"{flag}: {path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise config.ConfigError(f"{flag}: {path} is not UTF-8 text") from None
 
 
 def _connection(

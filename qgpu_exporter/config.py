@@ -96,6 +96,14 @@ def positive_duration(text: str) -> float:
     return seconds
 
 
+def max_age(text: str) -> float:
+    """Seconds of a duration of at least one second: what is kept is asked for no more often."""
+    seconds = duration(text)
+    if seconds < 1:
+        raise ValueError("must be 1s or more")
+    return seconds
+
+
 def optional_duration(text: str) -> float | None:
     """Seconds, or None where the text is empty, `0` or `off`."""
     if text in ("", "0", "off"):
@@ -363,7 +371,7 @@ class Settings:
     kubelet_max_age: float = option(
         "kubelet.max-age",
         KUBELET,
-        positive_duration,
+        max_age,
         "60s",
         "How long allocations outlive a failing kubelet.",
         "DURATION",
@@ -582,18 +590,26 @@ def _check_together(settings: Settings) -> None:
         raise ConfigError("--web.probe-address: is also a --web.listen-address")
 
 
-def _read_file(path: str) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """key -> (file and line, texts) of a YAML mapping; nested keys are joined with dots."""
+def read_text(path: str) -> str:
+    """The text of a file that the user named, without a byte order mark; raises `ConfigError`."""
     try:
-        raw = Path(path).read_bytes()
+        with Path(path).open("rb") as file:
+            # Bounded also for what has no end, like a device.
+            raw = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     if len(raw) > MAX_FILE_BYTES:
         raise ConfigError(f"{path}: is larger than {MAX_FILE_BYTES} bytes")
     try:
-        root = yaml.compose(raw.decode("utf-8"), Loader=yaml.SafeLoader)
+        return raw.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: is not UTF-8 text") from None
+
+
+def _read_file(path: str) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """key -> (file and line, texts) of a YAML mapping; nested keys are joined with dots."""
+    try:
+        root = yaml.compose(read_text(path), Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigError(f"{path}:{line}: is not YAML: {error.problem}") from None

@@ -135,7 +135,7 @@ async def test_help_is_grouped_by_topic_and_names_every_flag_with_its_default() 
         (
             ["--dcgm.collectors=/nonexistent.csv"],
             (
-                "qgpu-exporter: error: --dcgm.collectors: /nonexistent.csv cannot be read: "
+                "qgpu-exporter: error: --dcgm.collectors: /nonexistent.csv: cannot be read: "
                 "No such file or directory"
             ),
         ),
@@ -304,3 +304,25 @@ async def test_a_long_missing_driver_match_ends_with_1() -> None:
     assert (
         "exits so that the container is made anew: the driver answers mismatch (simulated)" in err
     )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_while_it_loads_ends_it_without_a_traceback(number: signal.Signals) -> None:
+    process = await started("check", "--help")
+    async with asyncio.timeout(GUARD_SECONDS):
+        while alive(process.pid) and not caught(process.pid, signal.SIGTERM):  # noqa: ASYNC110 - the kernel tells nobody
+            await asyncio.sleep(0.001)
+        if process.returncode is None:
+            process.send_signal(signal.SIGUSR1)
+            process.send_signal(number)
+        _, err = await process.communicate()
+    # Either it ended by the signal, or it was quicker and had printed its help.
+    assert process.returncode in (0, 1)
+    assert err == b""
+
+
+def caught(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler of its own for a signal."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    mask = int(status.partition("SigCgt:\t")[2].partition("\n")[0], 16)
+    return bool(mask >> (number - 1) & 1)

@@ -25,7 +25,7 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where every cluster mounts a pod's token and the cluster's CA."""
 
 CONNECT_SECONDS = 10.0
-ANSWER_SECONDS = 60.0
+ANSWER_SECONDS = 30.0
 """A whole list must have come within this."""
 MAX_ANSWER_BYTES = 256 * 2**20
 """A larger list is not read: 250 objects of the largest size that etcd stores are below it."""
@@ -219,7 +219,7 @@ class Connection:
         where = self._kubeconfig or "the pod's service account"
         # Other errors' texts may quote the file, and with it a secret.
         known = isinstance(error, OSError) or type(error).__name__ == "ConfigException"
-        what = (str(error) if known else "") or type(error).__name__
+        what = (str(error) if known else "") or f"not understood ({type(error).__name__})"
         return f"the credentials of {where} cannot be used: {what}"
 
 
