@@ -236,7 +236,7 @@ def _work(page: Page) -> None:
             Column("kind", "kind"),
             Column("Value", "problems"),
         ],
-        _own("qgpu_exporter_problems", ", kind"),
+        _own("node_gpu_allocation_problems", ", kind"),
         width=12,
         empty="None; or nothing scraped",
         goes_to=None,

@@ -92,7 +92,6 @@ class App:
             join_failures=poller.join_failures,
             scrapes=dict(self.counts),
             dropped_series=dict(self.exposition.dropped.counts),
-            problems=poller.problems(),
             nvml_calls=poller.nvml_calls,
             index_changes=poller.index_changes,
         )

@@ -824,8 +824,6 @@ class Status:
     """Joins that a fault of the exporter ended."""
     scrapes: Mapping[str, int] = field(default_factory=dict)
     """By outcome: ``ok``, ``rejected``."""
-    problems: Mapping[str, int] = field(default_factory=dict)
-    """Present problems by kind."""
     nvml_calls: int | None = None
     """NVML calls of the last round."""
     index_changes: int = 0

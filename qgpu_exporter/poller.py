@@ -177,14 +177,6 @@ class Poller:
         """NVML calls of the last reading."""
         return self._reading.calls if self._reading else None
 
-    def problems(self) -> Mapping[str, int]:
-        """Present problems by kind."""
-        counts: dict[str, int] = {}
-        result = self._snapshot.allocation if self._snapshot else None
-        for problem in result.problems if result else ():
-            counts[problem.kind] = counts.get(problem.kind, 0) + 1
-        return dict(sorted(counts.items()))
-
     def not_ready(self) -> str | None:
         """Why not, in one line; None once a snapshot holds every source's first outcome."""
         if self._all_answered:

@@ -351,7 +351,6 @@ def full_status() -> Status:
         snapshot_stale=False,
         join_duration_seconds=0.003,
         scrapes={"ok": 10, "rejected": 1},
-        problems={"unknown_card": 1},
         nvml_calls=200,
         index_changes=1,
         dropped_series={"failed": 1},

@@ -294,7 +294,8 @@ IDENTITY: tuple[CardFamily, ...] = (
     Family(
         "node_gpu_up",
         "gauge",
-        "1 if the card answered in the last round, 0 if it is known and did not.",
+        "1 if the card answered in the last round, 0 if it alone did not; absent while the driver "
+        "as a whole gives no reading.",
         CARDS,
         _up,
         "this exporter",

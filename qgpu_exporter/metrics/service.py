@@ -57,7 +57,6 @@ _FAILURES = Scope("failures of sources", ("source", "reason"), _failures)
 _READER = Scope("the reader process", (), _reader)
 _RESTARTS = Scope("restarts of the reader", ("reason",), _restarts)
 _SCRAPES = Scope("scrapes by outcome", ("outcome",), _counts(lambda status: status.scrapes))
-_PROBLEMS = Scope("problems by kind", ("kind",), _counts(lambda status: status.problems))
 _DROPPED = Scope("lost series", ("reason",), _counts(lambda status: status.dropped_series))
 
 
@@ -164,7 +163,6 @@ SERVICE: tuple[ServiceFamily, ...] = (
         _SERVICE,
         lambda status: status.index_changes,
     ),
-    _family("problems", "gauge", "Present problems with allocations, by kind.", _PROBLEMS),
     _family(
         "dropped_series_total",
         "counter",

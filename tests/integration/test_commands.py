@@ -244,6 +244,17 @@ async def test_check_names_what_is_wrong_and_ends_with_1(tmp_path: Path) -> None
     assert lines[-1].startswith("note: the dcgm dialect is on")
 
 
+async def test_check_names_a_kubeconfig_that_is_not_there(tmp_path: Path) -> None:
+    missing = tmp_path / "kubeconfig"
+    nothing = ["--kubelet.socket=", "--path.validations=", "--path.cdi=", "--kubernetes.dra=off"]
+    code, out, _ = await run("check", *nothing, f"--kubernetes.kubeconfig={missing}")
+    assert code == 1
+    assert (
+        f"kubernetes: FAIL: the credentials of {missing} cannot be used: "
+        f"[Errno 2] No such file or directory: '{missing}'"
+    ) in out.splitlines()
+
+
 async def test_a_signal_ends_service_and_reader_in_order() -> None:
     async with SimulatedNode(schedule=False) as node:
         async with serving(*arguments(node)) as (process, url):

@@ -192,6 +192,9 @@ class Connection:
         # Clusters made by older tools have CAs without the extensions that Python 3.13 demands.
         configuration.disable_strict_ssl_verification = True
         if self._kubeconfig:
+            # The library takes a file that is not there, or not for us, for an empty one.
+            with open(self._kubeconfig, "rb"):  # noqa: ASYNC230 - opened and closed, not read
+                pass
             await config.load_kube_config(
                 config_file=self._kubeconfig,
                 client_configuration=configuration,

@@ -33,6 +33,9 @@ answer (20 MB were seen), and without any the exporter's memory is the kubelet's
 DECODE_IN_THREAD_BYTES = 64 << 10
 """A smaller answer (about 600 ids) is decoded in a millisecond, less than it pays to leave."""
 
+CLOSE_SECONDS = 1.0
+"""How long gRPC may take to let go of a question about the channel's state."""
+
 DOUBT_SECONDS = 5.0
 """How long a restarted kubelet's empty answer is doubted; 0.1 s (1.20) to 1.0 s (1.36) were seen
 until it had read its checkpoint."""
@@ -139,7 +142,7 @@ class PodResources:
         """Close the channel; a later `ask` opens another."""
         if self._watcher is not None:
             self._watcher.cancel()
-            await asyncio.wait([self._watcher])
+            await asyncio.wait([self._watcher], timeout=CLOSE_SECONDS)
             self._watcher = None
         if self._channel is not None:
             await self._channel.close()
