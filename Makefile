@@ -132,8 +132,8 @@ requirements: ## Pin the image's dependencies with hashes (deploy/requirements*.
 		put("requirements-build", project["build-system"]["requires"])'
 	for name in requirements requirements-build; do \
 		{ echo "# Exact versions and hashes for the image; made by make requirements."; \
-		  build/requirements/venv/bin/pip-compile -q --generate-hashes --no-emit-index-url \
-			--no-emit-trusted-host --no-emit-find-links --no-header --no-annotate --strip-extras \
+		  build/requirements/venv/bin/pip-compile -q --generate-hashes --no-emit-options \
+			--no-header --no-annotate --strip-extras \
 			-c constraints.txt -o - build/requirements/$$name.in; } > build/requirements/$$name.txt; done
 	mv build/requirements/*.txt deploy/ && rm -rf build/requirements
 
