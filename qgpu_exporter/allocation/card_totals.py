@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -49,4 +50,5 @@ def _sum_over_pods(
             others.append(amount)
     if not pods:
         return None
-    return sum(max(sum(others), *inits.values(), 0) for inits, others in pods.values())
+    # Exact sums: seven sevenths of a card must not be more than the card.
+    return math.fsum(max(math.fsum(others), 0, *inits.values()) for inits, others in pods.values())
