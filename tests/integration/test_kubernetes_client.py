@@ -246,10 +246,15 @@ async def test_a_broken_kubeconfig_is_named_and_its_secrets_are_not(
 async def test_nobody_listens(tmp_path: Path) -> None:
     async with serving() as server:
         kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
+        address = server.url.removeprefix("http://")
     connection = Connection(str(kubeconfig))
     with pytest.raises(SourceError) as caught:
         await connection.get(PODS, {})
     assert caught.value.reason == "unreachable"
+    host, port = address.split(":")
+    assert str(caught.value) == (
+        f"the API server {address} is not reachable: Connect call failed ('{host}', {port})"
+    )
     await connection.close()
 
 

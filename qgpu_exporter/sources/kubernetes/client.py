@@ -158,7 +158,11 @@ class Connection:
                 raise SourceError("silent", "the watch said nothing for too long") from error
             raise SourceError("timeout", "the API server did not answer in time") from error
         except aiohttp.ClientConnectorError as error:
-            raise SourceError("unreachable", f"the API server is not reachable: {error}") from error
+            # The library's own text speaks of its settings, not of the fault alone.
+            fault = error.os_error.strerror or error.os_error
+            raise SourceError(
+                "unreachable", f"the API server {error.host}:{error.port} is not reachable: {fault}"
+            ) from error
         except (aiohttp.ClientError, OSError) as error:
             raise SourceError("disconnected", "the API server broke the connection") from error
 
